@@ -1,0 +1,295 @@
+"""The `regen` command: parse, call, print. Everything heavy is imported by the command that needs it.
+
+Exit codes are those of `errors.ExitCode` (docs/exit-codes.md). Errors that regen raises on purpose are printed as one
+message; anything else is a defect and shows its trace.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from regen import __version__
+from regen.errors import ExitCode, RegenError
+from regen.records import Status
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from regen.run.look import Look
+    from regen.run.session import Standing
+    from regen.run.start import Begun
+
+app = typer.Typer(
+    name="regen",
+    help="Regenerate chat datasets through a target model, with speculation that is proven to work and to pay.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+WATCH_SECONDS = 5.0
+
+Spec = Annotated[Path, typer.Argument(metavar="SPEC", help="The spec file (regen init writes a commented one).")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="The run folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="For machines: one JSON document.")]
+Address = Annotated[str | None, typer.Option(help="A Ray cluster to join; without, the job's own, or a local one.")]
+TakeOver = Annotated[bool, typer.Option("--take-over", help="Start although a holder seems alive: it will be fenced.")]
+AcceptDrift = Annotated[bool, typer.Option("--accept-drift", help="Go on with changed settings; recorded in the run.")]
+AllowRejects = Annotated[bool, typer.Option("--allow-rejects", help="Exit 0, not 10, when complete with rejects.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the output of engines and actors.")]
+
+
+def main() -> None:
+    """The console script. Never returns."""
+    try:
+        app()
+    except RegenError as error:
+        print(f"regen: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("regen: stopped; what was committed is kept", file=sys.stderr)
+        sys.exit(130)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit()
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="Where to write the spec.")] = Path("regen.yaml"),
+) -> None:
+    """Write a commented spec to start from."""
+    from regen.spec_text import commented_spec
+
+    if path.exists():
+        raise typer.BadParameter(f"{path} exists; regen init overwrites nothing")
+    path.write_text(commented_spec(), encoding="utf-8")
+    print(f"wrote {path}: set target.model and sources, then: regen plan {path}")
+
+
+@app.command()
+def plan(spec: Spec, as_json: AsJson = False) -> None:
+    """Read all sources and show what would be run. Writes nothing into the run folder."""
+    from regen.data.target import resolve_target
+    from regen.observe.tables import plan_table
+    from regen.run.start import StartOptions, dry_plan
+    from regen.spec import load_spec
+
+    parsed = load_spec(spec)
+    with dry_plan(parsed, resolve_target(parsed.target), StartOptions().processes) as planned:
+        if as_json:
+            print(planned.summary.to_json().decode("ascii"), end="")
+        else:
+            _console().print(plan_table(planned.summary.sources, planned.digest))
+
+
+@app.command()
+def preflight(spec: Spec, as_json: AsJson = False) -> None:
+    """What files alone can tell about speculation; exit 3 when it cannot work."""
+    from dataclasses import asdict
+
+    from regen.data.target import resolve_target
+    from regen.run.start import find, require_healthy
+    from regen.spec import load_spec
+
+    parsed = load_spec(spec)
+    findings = find(parsed, resolve_target(parsed.target))
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=1))
+    require_healthy(findings, _say)
+    if not as_json:
+        print("preflight: speculation is off" if parsed.speculation is None else "preflight: nothing found")
+
+
+@app.command()
+def run(
+    spec: Spec,
+    address: Address = None,
+    take_over: TakeOver = False,
+    accept_drift: AcceptDrift = False,
+    allow_rejects: AllowRejects = False,
+    verbose: Verbose = False,
+) -> None:
+    """Start the run of this spec, or continue it."""
+    from regen.run.start import StartOptions, begin
+    from regen.spec import load_spec
+
+    options = StartOptions(take_over=take_over, accept_drift=accept_drift)
+    _conduct(begin(load_spec(spec), options, _say), address, allow_rejects, verbose)
+
+
+@app.command()
+def resume(
+    run: Run,
+    address: Address = None,
+    take_over: TakeOver = False,
+    accept_drift: AcceptDrift = False,
+    allow_rejects: AllowRejects = False,
+    verbose: Verbose = False,
+) -> None:
+    """Continue a run from its folder alone."""
+    from regen.run.start import StartOptions
+    from regen.run.start import resume as begin_again
+
+    options = StartOptions(take_over=take_over, accept_drift=accept_drift)
+    _conduct(begin_again(run, options, _say), address, allow_rejects, verbose)
+
+
+@app.command()
+def status(
+    run: Run,
+    as_json: AsJson = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Again every few seconds, until the run ends.")] = False,
+) -> None:
+    """What is done, who runs it: from the store alone."""
+    from regen.run.look import look
+    from regen.store.storage import open_storage
+
+    storage = open_storage(run)
+    while True:
+        seen = look(storage)
+        if as_json:
+            print(json.dumps(seen.to_json()), flush=True)
+        else:
+            _print_look(seen)
+        if not watch or not seen.is_running:
+            return
+        time.sleep(WATCH_SECONDS)
+
+
+@app.command()
+def verify(
+    run: Run,
+    as_json: AsJson = False,
+) -> None:
+    """Check every count, id and digest offline; exit 1 with what is wrong."""
+    from regen.run.check import check
+    from regen.store.storage import open_storage
+
+    found = check(open_storage(run))
+    if as_json:
+        print(json.dumps(found.to_json(), indent=1))
+    else:
+        for finding in found.findings:
+            print(f"{finding.code.value}: {finding.where}: {finding.message}")
+        print(found.summary())
+    if not found.is_right:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@app.command()
+def seal(run: Run) -> None:
+    """Write the shards whose rows are all committed, also in the middle of a run."""
+    from regen.run.session import seal_complete
+    from regen.store.storage import open_storage
+
+    shards = seal_complete(open_storage(run))
+    print(f"{len(shards)} shards sealed, {sum(shard.rows for shard in shards):,} rows")
+
+
+@app.command()
+def submit(
+    spec: Spec,
+    address: Annotated[str | None, typer.Option(help="The cluster's job server, http://HOST:8265.")] = None,
+    take_over: TakeOver = False,
+    accept_drift: AcceptDrift = False,
+) -> None:
+    """Run the spec as a Ray job, on a cluster where regen is installed."""
+    from regen.run.cluster import submit as submit_job
+    from regen.spec import load_spec
+
+    arguments = ["--allow-rejects"]
+    arguments += ["--take-over"] if take_over else []
+    arguments += ["--accept-drift"] if accept_drift else []
+    job = submit_job(load_spec(spec), address, arguments)
+    print(f"submitted as {job}\n  ray job logs {job} --follow\n  ray job stop {job}    drains, and can be continued")
+
+
+def _conduct(begun: Begun, address: str | None, allow_rejects: bool, verbose: bool) -> None:
+    """From a begun run to its end, told to a person."""
+    from regen.observe.tables import plan_table, totals_table
+    from regen.run import session
+
+    console = _console()
+    if begun.is_new:
+        console.print(plan_table(begun.plan_summary.sources, begun.plan_summary.digest))
+    found = session.standing(begun.storage)
+    if not found.is_finished:
+        _drive(begun, address, verbose, console)
+        found = session.standing(begun.storage)
+    if found.is_finished:
+        session.seal_run(begun.storage, begun.worker_setup.run)
+    console.print(totals_table(found.planned, found.totals))
+    _exit(begun.storage.url, found, allow_rejects)
+
+
+def _drive(begun: Begun, address: str | None, verbose: bool, console: Console) -> None:
+    """On a Ray cluster, with a line that lives."""
+    import asyncio
+
+    from regen.observe.live import ProgressLine
+    from regen.run import cluster, session
+
+    cluster.connect(address, verbose)
+    logs = cluster.log_folder()
+    try:
+        with ProgressLine(console) as line:
+            work = session.conduct(
+                cluster.RayCluster(), begun.worker_setup, line, line.say, drain_seconds=cluster.drain_seconds()
+            )
+            last = asyncio.run(work)
+    except RegenError:
+        _say(f"logs of engines and actors: {logs}")
+        raise
+    finally:
+        cluster.disconnect()
+    session.write_report(begun.storage, last, session.standing(begun.storage))
+
+
+def _exit(url: str, found: Standing, allow_rejects: bool) -> None:
+    counts = found.totals.by_status()
+    lost = counts[Status.REJECTED] + counts[Status.FAILED]
+    if not found.is_finished:
+        _say(f"drained: what is finished is committed; continue with: regen resume {url}")
+        raise typer.Exit(ExitCode.DRAINED)
+    if lost and not allow_rejects:
+        _say(f"completed with rejects: {lost:,} rows have no answer, each with stage and reason in its row")
+        raise typer.Exit(ExitCode.COMPLETED_WITH_REJECTS)
+
+
+def _print_look(seen: Look) -> None:
+    from regen.observe.tables import facts_table, totals_table
+
+    console = _console()
+    facts = [("run", f"{seen.name} in {seen.url}"), ("fingerprint", seen.fingerprint)]
+    facts.append(("planned", "not yet" if seen.planned is None else f"{seen.planned:,} rows"))
+    if (holder := seen.holder) is not None:
+        facts.append(("last session", f"{holder.state.value}: {holder.session} on {holder.host}"))
+        facts.append(("its heartbeat", holder.beat_at))
+    facts.append(("journal files", f"{seen.commits:,}"))
+    if seen.refused_reasons:
+        facts.append(("rejected", ", ".join(f"{name} {count:,}" for name, count in seen.refused_reasons.items())))
+    console.print(facts_table("Run", facts))
+    if seen.planned is not None:
+        console.print(totals_table(seen.planned, seen.totals))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console()

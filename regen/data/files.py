@@ -1,0 +1,295 @@
+"""Raw rows out of one file, by its ending: JSON Lines, JSON, CSV, TSV, Parquet, each also gzipped.
+
+Guarantees: everything in a file is either a row or one rejected row that says where and why; rows before a damaged
+place are kept; numbers keep their value exactly; nothing but an unreadable disk raises. Memory: one row (JSON Lines,
+CSV), one element of an array, one batch (Parquet), a whole file that is one JSON object.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BufferedIOBase, TextIOWrapper
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from regen.data.array import read_array
+from regen.data.raw import LoadError, RawRow
+from regen.data.text import canonical_json
+from regen.errors import SourceError
+
+_BOM = b"\xef\xbb\xbf"
+_PARQUET_BATCH_ROWS = 256
+_COPY_BYTES = 1 << 20
+_FIRST_LINE_BYTES = 1 << 24
+_DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error)
+
+
+def ending(path: str) -> str | None:
+    """The known ending of a path, without `.gz` (`.jsonl`); None if it is not one that regen reads."""
+    name = path.lower().removesuffix(".gz")
+    found = os.path.splitext(name)[1]
+    return found if found in _READERS else None
+
+
+def known_endings() -> tuple[str, ...]:
+    return tuple(_READERS)
+
+
+def read_file(path: Path) -> Iterator[RawRow]:
+    """Every row of one file in order. Raises SourceError: unknown ending, or the disk does not give the bytes."""
+    found = ending(path.name)
+    if found is None:
+        raise SourceError(f"{path}: unknown ending; regen reads {', '.join(_READERS)}, each also with .gz")
+    try:
+        yield from _READERS[found](path)
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+# --- JSON Lines ----------------------------------------------------------------------------------
+
+
+def _read_json_lines(path: Path) -> Iterator[RawRow]:
+    number = 0
+    with _opened(path) as stream:
+        try:
+            for number, line in enumerate(stream, start=1):
+                if row := _json_line(f"{path}:{number}", line.removeprefix(_BOM) if number == 1 else line):
+                    yield row
+        except _DAMAGE as error:
+            yield _damaged(f"{path}:{number + 1}", f"the gzip stream breaks off after line {number}", error)
+
+
+def _json_line(location: str, line: bytes) -> RawRow | None:
+    raw = line.strip()
+    if not raw:
+        return None
+    try:
+        value = json.loads(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return RawRow(location, error=(LoadError.INVALID_UTF8, f"byte {error.start} of the line"), raw=raw)
+    except json.JSONDecodeError as error:
+        return RawRow(location, error=(LoadError.BAD_JSON, f"{error.msg} at column {error.colno}"), raw=raw)
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; nesting by the thousand
+        return RawRow(location, error=(LoadError.BAD_JSON, str(error)), raw=raw)
+    return as_row(location, value, raw)
+
+
+def as_row(location: str, value: object, raw: bytes) -> RawRow:
+    """A parsed JSON value as a row: only objects are rows."""
+    if isinstance(value, dict):
+        return RawRow(location, value=value, raw=raw)
+    return RawRow(location, error=(LoadError.NOT_AN_OBJECT, f"found {type(value).__name__}"), raw=raw)
+
+
+# --- JSON: an array, one object, or JSON Lines in spite of the name ------------------------------
+
+
+def _read_json(path: Path) -> Iterator[RawRow]:
+    first_line = _first_line(path)
+    if first_line.startswith(b"["):
+        yield from _read_json_array(path)
+    elif first_line.startswith(b"{") and not first_line.endswith(b"}"):
+        yield from _read_json_object(path)
+    else:
+        yield from _read_json_lines(path)
+
+
+def _first_line(path: Path) -> bytes:
+    """The first line that is not blank, stripped; of a very long one the beginning."""
+    text = b""
+    with _opened(path) as stream:
+        try:
+            while (block := stream.read1(_COPY_BYTES)) and len(text) < _FIRST_LINE_BYTES:
+                text = (text + block).removeprefix(_BOM).lstrip()
+                if b"\n" in text:
+                    break
+        except _DAMAGE:
+            pass  # whoever reads the rows meets it again, and says where
+    return text.partition(b"\n")[0].rstrip()
+
+
+def _read_json_array(path: Path) -> Iterator[RawRow]:
+    with _opened(path) as stream:
+        # read1, not read: before it raises, a torn gzip gives what it still could unpack.
+        for element in read_array(lambda: stream.read1(_COPY_BYTES), _DAMAGE):
+            location = f"{path}[{element.index}]"
+            if element.damage is not None:
+                yield RawRow(location, error=(LoadError.DAMAGED_FILE, element.damage), raw=element.raw)
+            elif element.has_invalid_utf8:
+                yield RawRow(location, error=(LoadError.INVALID_UTF8, "inside this element"), raw=element.raw)
+            else:
+                yield as_row(location, element.value, element.raw)
+
+
+def _read_json_object(path: Path) -> Iterator[RawRow]:
+    """One object over several lines is one row; else lines, if any line is an object; else the file is damaged."""
+    with _opened(path) as stream:
+        try:
+            content = stream.read().removeprefix(_BOM).strip()
+        except _DAMAGE as error:
+            content = b""
+            broken = _damaged(f"{path}", "the gzip stream breaks off", error)
+    if content:
+        whole = cast(RawRow, _json_line(f"{path}[0]", content))
+        if whole.error is None:
+            yield whole
+            return
+        broken = RawRow(f"{path}[0]", error=(LoadError.DAMAGED_FILE, whole.error[1]), raw=content)
+    rows = _read_json_lines(path)
+    first_rows = []
+    for row in rows:
+        first_rows.append(row)
+        if row.value is not None:
+            yield from chain(first_rows, rows)
+            return
+    yield broken
+
+
+# --- CSV and TSV ---------------------------------------------------------------------------------
+
+
+def _read_csv(path: Path) -> Iterator[RawRow]:
+    return _read_delimited(path, ",")
+
+
+def _read_tsv(path: Path) -> Iterator[RawRow]:
+    return _read_delimited(path, "\t")
+
+
+def _read_delimited(path: Path, delimiter: str) -> Iterator[RawRow]:
+    csv.field_size_limit(sys.maxsize)
+    with _opened(path) as stream:
+        text = TextIOWrapper(cast(IO[bytes], stream), encoding="utf-8-sig", errors="surrogateescape", newline="")
+        reader = csv.reader(text, delimiter=delimiter, strict=True)
+        header: list[str] | None = None
+        while True:
+            location = f"{path}:{reader.line_num + 1}"
+            try:
+                fields = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield RawRow(location, error=(LoadError.BAD_CSV, str(error)))
+                if header is None:
+                    return  # without its header no line means anything
+                continue
+            except _DAMAGE as error:
+                yield _damaged(location, f"the gzip stream breaks off after line {reader.line_num}", error)
+                return
+            if not fields:
+                continue
+            if header is None:
+                header = fields
+            else:
+                yield _csv_row(location, header, fields)
+
+
+def _csv_row(location: str, header: list[str], fields: list[str]) -> RawRow:
+    raw = canonical_json(fields).encode("ascii")
+    if len(set(header)) < len(header):
+        return RawRow(location, error=(LoadError.DUPLICATE_COLUMNS, "the header names a column twice"), raw=raw)
+    if len(fields) != len(header):
+        detail = f"found {len(fields)} fields, the header has {len(header)}"
+        return RawRow(location, error=(LoadError.WRONG_FIELD_COUNT, detail), raw=raw)
+    if not all(field.isascii() or _is_utf8(field) for field in fields):
+        return RawRow(location, error=(LoadError.INVALID_UTF8, "inside this row"), raw=raw)
+    return RawRow(location, value=dict(zip(header, fields, strict=True)), raw=raw)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+# --- Parquet -------------------------------------------------------------------------------------
+
+
+def _read_parquet(path: Path) -> Iterator[RawRow]:
+    index = 0
+    try:
+        with _local_copy(path) as local, pq.ParquetFile(local) as file:
+            for batch in file.iter_batches(batch_size=_PARQUET_BATCH_ROWS):
+                yield from batch_rows(batch, lambda number: f"{path}[{number}]", index)
+                index += batch.num_rows
+    except (pa.ArrowException, *_DAMAGE) as error:
+        yield _damaged(f"{path}[{index}]", f"the file breaks off after {index} rows", error)
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        yield _damaged(f"{path}[{index}]", f"the file breaks off after {index} rows", error)
+
+
+def batch_rows(batch: pa.RecordBatch, location: Callable[[int], str], start: int) -> Iterator[RawRow]:
+    """Python values of one batch; a row whose values Python cannot hold is rejected alone."""
+    try:
+        values: list[dict[str, Any]] = batch.to_pylist()
+    except (ValueError, OverflowError, pa.ArrowException):
+        for offset in range(batch.num_rows):
+            yield _single_row(batch.slice(offset, 1), location(start + offset))
+        return
+    for offset, value in enumerate(values):
+        yield RawRow(location(start + offset), value=value)
+
+
+def _single_row(batch: pa.RecordBatch, location: str) -> RawRow:
+    try:
+        return RawRow(location, value=batch.to_pylist()[0])
+    except (ValueError, OverflowError, pa.ArrowException) as error:
+        return RawRow(location, error=(LoadError.UNREADABLE_VALUE, f"{type(error).__name__}: {error}"))
+
+
+# --- bytes ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BufferedIOBase]:
+    if path.name.lower().endswith(".gz"):
+        with gzip.open(path, "rb") as unpacked:
+            yield cast(BufferedIOBase, unpacked)
+    else:
+        with path.open("rb") as plain:
+            yield plain
+
+
+@contextmanager
+def _local_copy(path: Path) -> Iterator[Path]:
+    """Parquet is read from its end, which gzip cannot do: a gzipped file is unpacked beside the other temporaries."""
+    if not path.name.lower().endswith(".gz"):
+        yield path
+        return
+    with tempfile.NamedTemporaryFile(prefix="regen-", suffix=".parquet") as copy:
+        with _opened(path) as stream:
+            while block := stream.read(_COPY_BYTES):
+                copy.write(block)
+        copy.flush()
+        yield Path(copy.name)
+
+
+def _damaged(location: str, what: str, error: BaseException) -> RawRow:
+    return RawRow(location, error=(LoadError.DAMAGED_FILE, f"{what} ({type(error).__name__})"))
+
+
+_READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {
+    ".jsonl": _read_json_lines,
+    ".ndjson": _read_json_lines,
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".tsv": _read_tsv,
+    ".parquet": _read_parquet,
+}

@@ -1,0 +1,192 @@
+"""Reading the frozen plan from a run folder.
+
+Guarantees: what `plan.json` says is what the parts hold (sizes at opening, row counts when a part is first read), or
+JournalDamaged names the part. Memory: a few decoded row groups, however large the plan. Safe to use from many threads.
+Costs: a row group (512 rows) is decoded for the first row asked of it, some milliseconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from regen.data.plan_rows import from_values
+from regen.data.plan_summary import PLAN_KEY, PlanPart, PlanSummary
+from regen.errors import JournalDamaged
+from regen.protocols import Storage
+from regen.records import PlannedRow
+
+_GROUPS_KEPT = 16
+_PARTS_KEPT = 4
+
+
+def read_summary(storage: Storage) -> PlanSummary | None:
+    """What `plan.json` says; None if there is no plan yet. Raises JournalDamaged when it cannot be read as one."""
+    try:
+        data = storage.read(PLAN_KEY)
+    except KeyError:
+        return None
+    try:
+        return PlanSummary.from_json(data)
+    except (ValueError, KeyError, TypeError) as error:
+        raise JournalDamaged(f"{storage.url}/{PLAN_KEY} is not a plan that this version reads: {error}") from error
+
+
+def open_plan(storage: Storage) -> RunPlan:
+    """The plan of a run folder. Raises JournalDamaged: no plan there, or a part is missing or has another size."""
+    summary = read_summary(storage)
+    if summary is None:
+        raise JournalDamaged(
+            f"{storage.url} has no {PLAN_KEY}: it is no run folder, or planning never ended; `regen run` makes the plan"
+        )
+    sizes = {stored.key: stored.size for stored in storage.list(f"plan/{summary.session}/")}
+    for part in summary.parts:
+        if part.key not in sizes:
+            raise JournalDamaged(f"{part.key} is missing in {storage.url}, and {PLAN_KEY} names it")
+        if sizes[part.key] != part.bytes:
+            raise JournalDamaged(
+                f"{part.key} in {storage.url} has {sizes[part.key]} bytes, {PLAN_KEY} says {part.bytes}"
+            )
+    return RunPlan(storage, summary)
+
+
+def damaged_parts(storage: Storage, summary: PlanSummary) -> list[str]:
+    """What is wrong with the plan's parts, one sentence each; reads every byte. Empty: all as planned."""
+    problems = []
+    for part in summary.parts:
+        try:
+            digest = hashlib.blake2b(storage.read(part.key), digest_size=16).hexdigest()
+        except KeyError:
+            problems.append(f"{part.key} is missing")
+            continue
+        if digest != part.digest:
+            problems.append(f"{part.key} has the digest {digest}, {PLAN_KEY} says {part.digest}")
+    return problems
+
+
+class RunPlan:
+    """`protocols.Plan` over the parts in a storage; made by `open_plan`."""
+
+    def __init__(self, storage: Storage, summary: PlanSummary) -> None:
+        self.summary = summary
+        self._storage = storage
+        self._starts = [0, *accumulate(part.rows for part in summary.parts)]
+        self._files: OrderedDict[int, _PartFile] = OrderedDict()
+        self._groups: OrderedDict[tuple[int, int], list[PlannedRow]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def count(self) -> int:
+        return self.summary.rows
+
+    @property
+    def digest(self) -> str:
+        return self.summary.digest
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return tuple(source.name for source in self.summary.sources)
+
+    def rows(self, ordinals: Sequence[int]) -> list[PlannedRow]:
+        """These rows, in the order asked for. Raises IndexError for an ordinal that is not in the plan."""
+        with self._lock:
+            return [self._row(ordinal) for ordinal in ordinals]
+
+    def scan(self, start: int = 0, stop: int | None = None) -> Iterator[PlannedRow]:
+        """Rows `start` to `stop` in order, one row group in memory."""
+        stop = self.count if stop is None else min(stop, self.count)
+        while start < stop:
+            with self._lock:
+                group, offset = self._group_of(start)
+            chosen = group[offset : offset + stop - start]
+            yield from chosen
+            start += len(chosen)
+
+    def refused(self) -> Iterator[tuple[int, str]]:
+        """(ordinal, source) of every row that is terminal from the start, in order; reads three columns."""
+        for number, part in enumerate(self.summary.parts):
+            with self._lock:
+                table = self._file(number).read_columns(["ordinal", "source", "stage"])
+            chosen = table.filter(pc.is_valid(table["stage"]))
+            _check_rows(part, table.num_rows)
+            yield from zip(chosen["ordinal"].to_pylist(), chosen["source"].to_pylist(), strict=True)
+
+    def _row(self, ordinal: int) -> PlannedRow:
+        group, offset = self._group_of(ordinal)
+        return group[offset]
+
+    def _group_of(self, ordinal: int) -> tuple[list[PlannedRow], int]:
+        """The decoded row group that holds this ordinal, and where in it."""
+        if not 0 <= ordinal < self.count:
+            raise IndexError(f"ordinal {ordinal} is outside a plan of {self.count} rows")
+        part = bisect_right(self._starts, ordinal) - 1
+        file = self._file(part)
+        index, offset = file.find(ordinal - self._starts[part])
+        group = self._groups.get((part, index))
+        if group is None:
+            group = self._groups[part, index] = file.decode(index)
+            if group[offset].ordinal != ordinal:
+                raise JournalDamaged(f"{file.part.key} holds ordinal {group[offset].ordinal} where {ordinal} belongs")
+            if len(self._groups) > _GROUPS_KEPT:
+                self._groups.popitem(last=False)
+        self._groups.move_to_end((part, index))
+        return group, offset
+
+    def _file(self, number: int) -> _PartFile:
+        file = self._files.get(number)
+        if file is None:
+            file = self._files[number] = _PartFile(self._storage, self.summary.parts[number])
+            if len(self._files) > _PARTS_KEPT:
+                self._files.popitem(last=False)
+        self._files.move_to_end(number)
+        return file
+
+
+class _PartFile:
+    """One part: where its row groups begin. The file is open only while something is read from it."""
+
+    def __init__(self, storage: Storage, part: PlanPart) -> None:
+        self.part = part
+        self._storage = storage
+        with self._opened() as file:
+            metadata = file.metadata
+            _check_rows(part, metadata.num_rows)
+            counts = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
+        self._starts = [0, *accumulate(counts)]
+
+    def find(self, offset: int) -> tuple[int, int]:
+        """(row group, row in it) of a row of this part."""
+        index = bisect_right(self._starts, offset) - 1
+        return index, offset - self._starts[index]
+
+    def decode(self, index: int) -> list[PlannedRow]:
+        with self._opened() as file:
+            return [from_values(values) for values in file.read_row_group(index).to_pylist()]
+
+    def read_columns(self, columns: list[str]) -> pa.Table:
+        with self._opened() as file:
+            return file.read(columns=columns)
+
+    @contextmanager
+    def _opened(self) -> Iterator[pq.ParquetFile]:
+        try:
+            with self._storage.open(self.part.key) as stream, pq.ParquetFile(stream) as file:
+                yield file
+        except KeyError:
+            raise JournalDamaged(f"{self.part.key} is missing, and {PLAN_KEY} names it") from None
+        except (pa.ArrowException, ValueError, OSError) as error:
+            raise JournalDamaged(f"{self.part.key} cannot be read: {error}") from error
+
+
+def _check_rows(part: PlanPart, rows: int) -> None:
+    if rows != part.rows:
+        raise JournalDamaged(f"{part.key} holds {rows} rows, {PLAN_KEY} says {part.rows}")

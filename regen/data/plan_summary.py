@@ -1,0 +1,72 @@
+"""What `plan.json` says: its creation is the plan's commit. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from regen.data.raw import SourceFile
+
+PLAN_KEY = "plan.json"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPart:
+    """One Parquet file of the plan. `digest` is BLAKE2b over its bytes."""
+
+    key: str
+    rows: int
+    bytes: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSummary:
+    """One source's numbers. `rejected` by reason, `notes` by what was changed; tokens and turns of accepted rows only.
+
+    `prompt_tokens` is the sum over first prompts, `turns` the sum of assistant turns that the target is asked for.
+    """
+
+    name: str
+    rows: int
+    accepted: int
+    rejected: Mapping[str, int]
+    notes: Mapping[str, int]
+    prompt_tokens: int
+    longest_prompt_tokens: int
+    turns: int
+    files: tuple[SourceFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSummary:
+    """The plan as a whole: `rows` ordinals, of which `refused` are terminal from the start."""
+
+    session: str
+    rows: int
+    refused: int
+    digest: str
+    parts: tuple[PlanPart, ...]
+    sources: tuple[SourceSummary, ...]
+    version: int = VERSION
+
+    def to_json(self) -> bytes:
+        return (json.dumps(asdict(self), indent=1, ensure_ascii=True) + "\n").encode("ascii")
+
+    @classmethod
+    def from_json(cls, data: bytes) -> PlanSummary:
+        """Raises ValueError, KeyError or TypeError on anything that is not a summary of this version."""
+        values: dict[str, Any] = json.loads(data)
+        if values["version"] != VERSION:
+            raise ValueError(f"plan.json has version {values['version']}, this regen reads {VERSION}")
+        parts = tuple(PlanPart(**part) for part in values.pop("parts"))
+        sources = tuple(_source(source) for source in values.pop("sources"))
+        return cls(parts=parts, sources=sources, **values)
+
+
+def _source(values: dict[str, Any]) -> SourceSummary:
+    files = tuple(SourceFile(**file) for file in values.pop("files"))
+    return SourceSummary(files=files, **values)

@@ -1,0 +1,1 @@
+"""Engines: what makes tokens. Each file is one implementation of `protocols.Engine`."""

@@ -1,0 +1,194 @@
+"""An ordinary engine without a model: seeded answers, scripted time, faults and acceptance counters.
+
+Answers follow from the prompt's ids, the seed and the cap alone, never from timing, batch or replica: a run over this
+engine can be compared row by row with another. Time passes only through `step_seconds` and `start_seconds`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from regen.errors import EngineDied, EngineStartFailed, RowFailed, RowRefused
+from regen.records import (
+    Acceptance,
+    Completion,
+    EngineCounters,
+    EngineInfo,
+    FinishReason,
+    GenerationRequest,
+    Stage,
+    WorkerId,
+)
+from regen.spec import FakeEngineSpec, FakeFault, SpeculationSpec
+
+PROGRESS_TOKENS = 64
+
+
+class FakeEngine:
+    """`protocols.Engine` without a model. Scripted faults are matched with `worker`: its slot and incarnation."""
+
+    def __init__(self, spec: FakeEngineSpec, speculation: SpeculationSpec | None, worker: WorkerId) -> None:
+        self._spec = spec
+        self._speculation = speculation
+        self._faults = [
+            fault for fault in spec.faults if fault.replica in (None, worker.slot) and worker.incarnation < fault.lives
+        ]
+        self._strikes: dict[int, int] = {}
+        self._slots = asyncio.Semaphore(spec.slots)
+        self._counters = EngineCounters(acceptance=None if self._acceptance_is_absent else Acceptance())
+        self._requests = 0
+        self._dead = asyncio.Event()
+
+    async def start(self) -> EngineInfo:
+        if self._strike("hang_at_start"):
+            await asyncio.Event().wait()
+        await asyncio.sleep(self._spec.start_seconds)
+        if self._strike("die_at_start"):
+            raise EngineStartFailed("the fake engine was told to die at its start")
+        return EngineInfo(
+            "fake",
+            self._speculation.draft_name if self._speculation else None,
+            self._spec.max_model_len,
+            self._spec.slots,
+        )
+
+    async def generate(self, request: GenerationRequest, on_tokens: Callable[[int], None]) -> Completion:
+        if self._dead.is_set():
+            raise EngineDied("the fake engine is dead")
+        self._requests += 1
+        work = asyncio.ensure_future(self._generate(request, on_tokens))
+        death = asyncio.ensure_future(self._dead.wait())
+        try:
+            await asyncio.wait((work, death), return_when=asyncio.FIRST_COMPLETED)
+            if self._dead.is_set():
+                raise EngineDied("the fake engine died")
+            return work.result()
+        finally:
+            work.cancel()
+            death.cancel()
+
+    def counters(self) -> EngineCounters:
+        return self._counters
+
+    async def close(self) -> None:
+        self._dead.set()
+
+    @property
+    def _acceptance_is_absent(self) -> bool:
+        return self._speculation is None or self._spec.counters_absent
+
+    async def _generate(self, request: GenerationRequest, on_tokens: Callable[[int], None]) -> Completion:
+        self._count(waiting=1)
+        try:
+            await self._slots.acquire()
+        finally:
+            self._count(waiting=-1)
+        self._count(running=1)
+        try:
+            return await self._decode(request, on_tokens)
+        finally:
+            self._count(running=-1)
+            self._slots.release()
+
+    async def _decode(self, request: GenerationRequest, on_tokens: Callable[[int], None]) -> Completion:
+        await self._suffer(request)
+        draw = self._draw(request)
+        token_ids, finish_reason = self._answer(request, draw)
+        steps, acceptance = self._speculate(len(token_ids), draw)
+        emitted = 0
+        for step in range(0, steps, PROGRESS_TOKENS):
+            batch = min(PROGRESS_TOKENS, steps - step)
+            await asyncio.sleep(batch * self._spec.step_seconds)
+            new = math.ceil(len(token_ids) * (step + batch) / steps) - emitted
+            emitted += new
+            on_tokens(new)
+        self._record(request, len(token_ids), acceptance)
+        return Completion(
+            token_ids=token_ids,
+            finish_reason=finish_reason,
+            stop_reason=None,
+            acceptance=acceptance,
+            queue_seconds=0.0,
+            first_token_seconds=self._spec.step_seconds,
+            decode_seconds=steps * self._spec.step_seconds,
+        )
+
+    async def _suffer(self, request: GenerationRequest) -> None:
+        if self._strike("die"):
+            self._dead.set()
+            await asyncio.Event().wait()
+        if self._strike("hang"):
+            await asyncio.Event().wait()
+        if self._strike("refuse"):
+            raise RowRefused(Stage.GENERATE, "engine_refused", "the fake engine was told to refuse this request")
+        if self._strike("fail"):
+            raise RowFailed("engine_error", "the fake engine was told to fail this attempt")
+
+    def _strike(self, kind: str) -> bool:
+        return any(self._struck_by(index, fault) for index, fault in enumerate(self._faults) if fault.kind == kind)
+
+    def _struck_by(self, index: int, fault: FakeFault) -> bool:
+        if self._requests <= fault.after_requests and not fault.kind.endswith("_at_start"):
+            return False
+        if self._strikes.get(index, 0) >= fault.times:
+            return False
+        self._strikes[index] = self._strikes.get(index, 0) + 1
+        return True
+
+    def _draw(self, request: GenerationRequest) -> random.Random:
+        if request.seed is None:
+            return random.Random()
+        text = f"{request.seed}|{request.sampling.temperature}|{','.join(map(str, request.prompt_token_ids))}"
+        return random.Random(hashlib.blake2b(text.encode("ascii")).digest())
+
+    def _answer(self, request: GenerationRequest, draw: random.Random) -> tuple[tuple[int, ...], FinishReason]:
+        """An answer of lognormal length, the closing id included, cut at the cap."""
+        length = max(1, round(self._spec.answer_tokens * math.exp(self._spec.answer_spread * draw.gauss(0, 1))))
+        first, last = self._spec.vocabulary
+        words = [draw.randint(first, last) for _ in range(min(length, request.cap))]
+        if self._strike("garbage"):
+            words = [first] * len(words)
+        if length >= request.cap:
+            return tuple(words), FinishReason.LENGTH
+        return (*words, self._spec.end_token_id), FinishReason.STOP
+
+    def _speculate(self, tokens: int, draw: random.Random) -> tuple[int, Acceptance | None]:
+        """(decoding steps, counters) for so many tokens: one token a step without speculation."""
+        if self._speculation is None:
+            return tokens, None
+        depth = self._speculation.num_tokens
+        shares = (*self._spec.acceptance_by_position[:depth], *[0.0] * depth)[:depth]
+        by_position = [0] * depth
+        drafts = 0
+        emitted = 1  # the first token comes from the prompt's own pass, before anything was drafted
+        while emitted < tokens:
+            roll = draw.random()
+            accepted = next((position for position, share in enumerate(shares) if roll >= share), depth)
+            for position in range(accepted):
+                by_position[position] += 1
+            drafts += 1
+            emitted += 1 + accepted
+        acceptance = Acceptance(drafts, drafts * depth, sum(by_position), tuple(by_position))
+        return drafts + 1, None if self._acceptance_is_absent else acceptance
+
+    def _record(self, request: GenerationRequest, tokens: int, acceptance: Acceptance | None) -> None:
+        seen = self._counters.acceptance
+        self._counters = replace(
+            self._counters,
+            output_tokens=self._counters.output_tokens + tokens,
+            prompt_tokens=self._counters.prompt_tokens + len(request.prompt_token_ids),
+            acceptance=seen + acceptance if seen is not None and acceptance is not None else seen,
+        )
+
+    def _count(self, running: int = 0, waiting: int = 0) -> None:
+        self._counters = replace(
+            self._counters,
+            running=self._counters.running + running,
+            waiting=self._counters.waiting + waiting,
+            kv_usage=min(1.0, (self._counters.running + running) / self._spec.slots),
+        )

@@ -1,0 +1,272 @@
+"""vLLM in this process (`AsyncLLM`): ids in, ids out.
+
+Guarantees: the prompt ids go to the engine as given; every sampled id comes back, the closing one included; method and
+draft of speculation are always passed explicitly; acceptance is recorded per request where vLLM gives it. Text is made
+elsewhere: the engine detokenises only when stop strings need it.
+
+Costs: 17 to 40 s to start on a CPU, three processes. `start` runs in a thread, so that the event loop stays alive.
+Built on vLLM 0.32: its stat logger interface is not stable, see `_Totals`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from regen.errors import EngineDied, EngineStartFailed, RowFailed, RowRefused
+from regen.records import (
+    Acceptance,
+    Completion,
+    EngineCounters,
+    EngineInfo,
+    FinishReason,
+    GenerationRequest,
+    Stage,
+)
+from regen.spec import SpeculationSpec, VllmEngineSpec
+
+# New tokens per streamed output: evidence of life without a flood (one output per token costs the event loop dearly).
+PROGRESS_TOKENS = 64
+
+
+class VllmEngine:
+    """`protocols.Engine` over one `AsyncLLM`."""
+
+    def __init__(
+        self,
+        model: str,
+        revision: str | None,
+        trust_remote_code: bool,
+        spec: VllmEngineSpec,
+        speculation: SpeculationSpec | None,
+    ) -> None:
+        """`model` is what vLLM loads: a local folder, or a hub name with the commit that the run has recorded."""
+        self._model = model
+        self._revision = revision
+        self._trust_remote_code = trust_remote_code
+        self._spec = spec
+        self._speculation = speculation
+        self._totals = _Totals()
+        self._llm: Any = None
+
+    async def start(self) -> EngineInfo:
+        try:
+            self._llm = await asyncio.to_thread(self._load)
+        except Exception as error:
+            raise EngineStartFailed(
+                f"vLLM did not start with model {self._model!r}: {type(error).__name__}: {error}."
+                " Its own log, above or in the Ray session's logs, has the root cause."
+            ) from error
+        return self._info()
+
+    async def generate(self, request: GenerationRequest, on_tokens: Callable[[int], None]) -> Completion:
+        from vllm.exceptions import VLLMClientError
+        from vllm.inputs.engine import tokens_input
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        token_ids: list[int] = []
+        last: Any = None
+        try:
+            stream = self._llm.generate(
+                tokens_input(list(request.prompt_token_ids)), _sampling_params(request), request.request_id
+            )
+            async for last in stream:
+                new = last.outputs[0].token_ids
+                token_ids.extend(new)
+                on_tokens(len(new))
+        except EngineDeadError as error:
+            raise EngineDied(f"vLLM's engine process is gone: {error}") from error
+        except VLLMClientError as error:
+            raise RowRefused(Stage.GENERATE, "engine_refused", str(error)) from error
+        except Exception as error:
+            raise RowFailed("engine_error", f"{type(error).__name__}: {error}") from error
+        return _completion(last, token_ids)
+
+    def counters(self) -> EngineCounters:
+        counters = self._totals.counters
+        # Counters that never came are not a zero: a dead draft and a missing counter are different failures.
+        return counters if self._speculation else replace(counters, acceptance=None)
+
+    async def close(self) -> None:
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            await asyncio.to_thread(llm.shutdown)
+            del llm
+            gc.collect()  # AsyncLLM is in reference cycles; left to the interpreter's exit, its __del__ fails aloud
+
+    def _load(self) -> Any:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        arguments = AsyncEngineArgs(
+            **engine_arguments(self._model, self._revision, self._trust_remote_code, self._spec, self._speculation)
+        )
+        # vLLM sizes its batches by how it is used: as an offline `LLM` (16k tokens a step on large GPUs), or as a
+        # server that minds latency (half of that or less). A batch run is the former.
+        return AsyncLLM.from_engine_args(
+            arguments, usage_context=UsageContext.LLM_CLASS, stat_loggers=[self._totals.logger_factory()]
+        )
+
+    def _info(self) -> EngineInfo:
+        import vllm
+        from vllm.platforms import current_platform
+
+        return EngineInfo(
+            engine=f"vllm {vllm.__version__} ({current_platform.device_type})",
+            draft=self._speculation.draft_name if self._speculation else None,
+            max_model_len=int(self._llm.model_config.max_model_len),
+            slots=int(self._llm.vllm_config.scheduler_config.max_num_seqs),
+        )
+
+
+def engine_arguments(
+    model: str,
+    revision: str | None,
+    trust_remote_code: bool,
+    spec: VllmEngineSpec,
+    speculation: SpeculationSpec | None,
+) -> dict[str, Any]:
+    """What `AsyncEngineArgs` is made with. The spec's own fields win; `spec.args` may not name them (spec.py)."""
+    arguments: dict[str, Any] = {
+        "disable_log_stats": True,  # vLLM's periodic log lines; regen's own stat logger is installed all the same
+        "enable_log_requests": False,
+        **spec.args,
+        "model": model,
+        "revision": revision,
+        "tokenizer_revision": revision,
+        "trust_remote_code": trust_remote_code,
+        "max_model_len": spec.max_model_len,
+        "max_num_seqs": spec.slots,
+    }
+    if speculation is not None:
+        arguments["speculative_config"] = speculative_config(speculation)
+        arguments["per_request_spec_decode_metrics"] = "summary"
+    return arguments
+
+
+def speculative_config(speculation: SpeculationSpec) -> dict[str, Any]:
+    """vLLM's own form. The method is always explicit: with none, vLLM guesses it from words in the draft's path."""
+    config = {**speculation.args, "method": speculation.method, "num_speculative_tokens": speculation.num_tokens}
+    if speculation.draft is not None:
+        config["model"] = speculation.draft
+    return config
+
+
+class _Totals:
+    """Sums what vLLM reports per step, over all data-parallel ranks.
+
+    vLLM calls `record` on the event loop after each step, `spec_decoding_stats` being absent in steps without drafts.
+    """
+
+    def __init__(self) -> None:
+        self.counters = EngineCounters()
+        self._running: dict[int, tuple[int, int, float]] = {}
+
+    def logger_factory(self) -> Callable[..., Any]:
+        from vllm.v1.metrics.loggers import StatLoggerBase
+
+        totals = self
+
+        class TotalsLogger(StatLoggerBase):  # type: ignore[misc, unused-ignore]
+            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None: ...
+
+            def record(
+                self,
+                scheduler_stats: Any,
+                iteration_stats: Any,
+                mm_cache_stats: Any = None,
+                engine_idx: int = 0,
+            ) -> None:
+                if iteration_stats is not None:
+                    totals.add_iteration(iteration_stats)
+                if scheduler_stats is not None:
+                    totals.add_step(scheduler_stats, engine_idx)
+
+            def log_engine_initialized(self) -> None: ...
+
+        return TotalsLogger
+
+    def add_iteration(self, stats: Any) -> None:
+        self.counters = replace(
+            self.counters,
+            output_tokens=self.counters.output_tokens + stats.num_generation_tokens,
+            prompt_tokens=self.counters.prompt_tokens + stats.num_prompt_tokens,
+            preemptions=self.counters.preemptions + stats.num_preempted_reqs,
+        )
+
+    def add_step(self, stats: Any, engine_index: int) -> None:
+        self._running[engine_index] = (stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage)
+        states = self._running.values()
+        self.counters = replace(
+            self.counters,
+            prefix_hit_tokens=self.counters.prefix_hit_tokens + stats.prefix_cache_stats.hits,
+            running=sum(running for running, _, _ in states),
+            waiting=sum(waiting for _, waiting, _ in states),
+            kv_usage=max(usage for _, _, usage in states),
+        )
+        if (step := stats.spec_decoding_stats) is not None:
+            seen = Acceptance(
+                step.num_drafts,
+                step.num_draft_tokens,
+                step.num_accepted_tokens,
+                tuple(step.num_accepted_tokens_per_pos),
+            )
+            self.counters = replace(self.counters, acceptance=(self.counters.acceptance or Acceptance()) + seen)
+
+
+def _sampling_params(request: GenerationRequest) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    sampling = request.sampling
+    return SamplingParams(
+        max_tokens=request.cap,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        stop=list(sampling.stop),
+        stop_token_ids=list(sampling.stop_token_ids),
+        seed=request.seed,
+        detokenize=bool(sampling.stop),
+        output_kind=RequestOutputKind.DELTA,
+        stream_interval=PROGRESS_TOKENS,
+        skip_clone=True,
+    )
+
+
+def _completion(last: Any, token_ids: list[int]) -> Completion:
+    """From the last output of a stream. vLLM ends a stream with a finished output or an exception."""
+    output = last.outputs[0]
+    if output.finish_reason not in set(FinishReason):
+        raise RowFailed(f"finished_{output.finish_reason}", f"after {len(token_ids)} tokens")
+    times = last.metrics
+    return Completion(
+        token_ids=tuple(token_ids),
+        finish_reason=FinishReason(output.finish_reason),
+        stop_reason=None if output.stop_reason is None else str(output.stop_reason),
+        acceptance=_acceptance(output.spec_decode_metrics),
+        queue_seconds=max(0.0, times.scheduled_ts - times.queued_ts),
+        first_token_seconds=max(0.0, times.first_token_ts - times.scheduled_ts),
+        decode_seconds=max(0.0, times.last_token_ts - times.first_token_ts),
+    )
+
+
+def _acceptance(metrics: Any) -> Acceptance | None:
+    """From vLLM's histogram of accepted tokens per verification step (index = accepted draft tokens)."""
+    if metrics is None:
+        return None
+    histogram = list(metrics.histogram)
+    return Acceptance(
+        drafts=sum(histogram),
+        drafted=metrics.num_draft_tokens,
+        accepted=sum(accepted * steps for accepted, steps in enumerate(histogram)),
+        accepted_by_position=tuple(sum(histogram[position + 1 :]) for position in range(len(histogram) - 1)),
+    )

@@ -1,0 +1,100 @@
+"""What a person sees in the terminal while a run lives: one line.
+
+On a terminal the line is redrawn in place; elsewhere a plain line is printed now and then. Nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from regen.observe.progress import Pace, Sample
+from regen.records import CoordinatorStatus, Phase, ReplicaState
+
+PLAIN_LINE_SECONDS = 10.0
+
+
+class ProgressLine(AbstractContextManager["ProgressLine"]):
+    """Call it with each status. Between enter and exit it owns the last line of the console."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        self._pace = Pace()
+        self._printed_at = float("-inf")
+        self._phase: Phase | None = None
+        self._metrics_url: str | None = None
+
+    def __enter__(self) -> ProgressLine:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def __call__(self, status: CoordinatorStatus) -> None:
+        now = time.monotonic()
+        self._pace.add(Sample(now, _tokens_made(status), status.session_rows))
+        line = self._line(status)
+        if status.metrics_url is not None and self._metrics_url is None:
+            self._metrics_url = status.metrics_url
+            self.say(f"metrics: {status.metrics_url}")
+        if self._live is not None:
+            self._live.update(Text(line))
+        elif now - self._printed_at >= PLAIN_LINE_SECONDS or status.phase is not self._phase:
+            self._printed_at = now
+            self._console.print(line, highlight=False, soft_wrap=True)
+        self._phase = status.phase
+
+    def say(self, text: str) -> None:
+        """One line that stays, above the one that lives."""
+        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    def _line(self, status: CoordinatorStatus) -> str:
+        progress = self._pace.progress(status.planned - status.totals.done)
+        parts = [
+            f"{status.phase.value}: {status.totals.done:,} of {status.planned:,} rows committed",
+            f"{status.uncommitted_rows:,} finished",
+            f"{status.in_flight:,} in flight",
+        ]
+        if starting := sum(stats.state is ReplicaState.STARTING for stats in status.replicas.values()):
+            parts.append(f"{starting} of {len(status.replicas)} engines starting")
+        if progress.tokens_per_second is not None:
+            parts.append(f"{progress.tokens_per_second:,.0f} tok/s")
+        if (accept_length := accept_length_now(status)) is not None:
+            parts.append(f"accept length {accept_length:.2f}")
+        if progress.rough_seconds_left is not None and status.phase is Phase.RUNNING:
+            parts.append(f"roughly {duration(progress.rough_seconds_left)} left")
+        return " | ".join(parts)
+
+
+def accept_length_now(status: CoordinatorStatus) -> float | None:
+    """Over all replicas since their engines started; None without speculation or before its first step."""
+    drafts = accepted = 0
+    for stats in status.replicas.values():
+        if (acceptance := stats.counters.acceptance) is not None:
+            drafts, accepted = drafts + acceptance.drafts, accepted + acceptance.accepted
+    return 1.0 + accepted / drafts if drafts else None
+
+
+def duration(seconds: float) -> str:
+    """`95` -> `1m35s`; `7300` -> `2h02m`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+
+
+def _tokens_made(status: CoordinatorStatus) -> int:
+    """What the engines have sampled, running rows included: a rate over finished rows would come in bursts."""
+    return sum(stats.counters.output_tokens for stats in status.replicas.values())

@@ -1,0 +1,112 @@
+"""Tables for a terminal: what a plan holds, what a run has done, what verification found. No decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from regen.records import Status, Totals
+
+
+class SourceFacts(Protocol):
+    """What the plan's table shows of one source."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def accepted(self) -> int: ...
+    @property
+    def rejected(self) -> Mapping[str, int]: ...
+    @property
+    def notes(self) -> Mapping[str, int]: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def longest_prompt_tokens(self) -> int: ...
+    @property
+    def turns(self) -> int: ...
+
+
+def plan_table(sources: Sequence[SourceFacts], digest: str) -> Group:
+    """One line a source: rows, accepted, rejected, tokens of first prompts; below it the reasons, and the digest."""
+    table = _left("Plan")
+    table.add_column("source", overflow="fold")
+    for name in ("rows", "accepted", "rejected", "turns", "prompt tokens", "longest"):
+        table.add_column(name, justify="right")
+    for source in sources:
+        table.add_row(
+            source.name,
+            *_numbers(source.rows, source.accepted, source.rows - source.accepted, source.turns),
+            *_numbers(source.prompt_tokens, source.longest_prompt_tokens),
+        )
+    table.add_section()
+    rows, accepted = sum(source.rows for source in sources), sum(source.accepted for source in sources)
+    table.add_row(
+        "all",
+        *_numbers(rows, accepted, rows - accepted, sum(source.turns for source in sources)),
+        *_numbers(
+            sum(source.prompt_tokens for source in sources),
+            max((source.longest_prompt_tokens for source in sources), default=0),
+        ),
+    )
+    reasons = [f"{source.name}: rejected: {_counts(source.rejected)}" for source in sources if source.rejected]
+    notes = [f"{source.name}: changed: {_counts(source.notes)}" for source in sources if source.notes]
+    return Group(table, *map(_plain, [*reasons, *notes, f"plan digest {digest}"]))
+
+
+def totals_table(planned: int, totals: Totals) -> Group:
+    """Outcomes by source, and whether they add up."""
+    statuses = [status for status in Status if any(found is status for _, found in totals.outcomes)]
+    table = _left("Outcomes")
+    table.add_column("source")
+    for status in statuses:
+        table.add_column(status.value, justify="right")
+    table.add_column("sum", justify="right")
+    for source in sorted({source for source, _ in totals.outcomes}):
+        counts = [totals.outcomes.get((source, status), 0) for status in statuses]
+        table.add_row(source, *_numbers(*counts, sum(counts)))
+    by_status = totals.by_status()
+    table.add_section()
+    table.add_row("all", *_numbers(*(by_status[status] for status in statuses), totals.done))
+    verdict = "every one has its outcome" if totals.done == planned else f"{planned - totals.done:,} still to do"
+    return Group(table, _plain(f"{planned:,} planned, {verdict}; {tokens_line(totals)}"))
+
+
+def facts_table(title: str, facts: Iterable[tuple[str, str]]) -> Table:
+    """Names and values."""
+    table = _left(title)
+    table.show_header = False
+    table.add_column()
+    table.add_column(overflow="fold")
+    for name, value in facts:
+        table.add_row(name, value)
+    return table
+
+
+def tokens_line(totals: Totals) -> str:
+    """Tokens, turns and accept length in words."""
+    accept_length = totals.acceptance.accept_length
+    speculation = "no speculation" if accept_length is None else f"accept length {accept_length:.2f}"
+    return f"{totals.output_tokens:,} tokens in {totals.generations:,} answers, {speculation}"
+
+
+def _counts(counted: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in sorted(counted.items(), key=lambda item: -item[1]))
+
+
+def _numbers(*values: int) -> list[str]:
+    return [f"{value:,}" for value in values]
+
+
+def _left(title: str) -> Table:
+    return Table(title=title, title_justify="left")
+
+
+def _plain(text: str) -> Text:
+    return Text(text, overflow="fold")

@@ -1,0 +1,143 @@
+"""The two seams: what makes tokens (Engine) and what keeps bytes (Storage). Everything above them is the same code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from regen.records import Completion, EngineCounters, EngineInfo, GenerationRequest, PlannedRow
+
+
+class Engine(Protocol):
+    """One replica's engine: ids in, ids out. Used from one event loop."""
+
+    async def start(self) -> EngineInfo:
+        """Load everything; return when the first request could be answered. Called once.
+
+        Raises EngineStartFailed. The time limit is the caller's.
+        """
+        ...
+
+    async def generate(self, request: GenerationRequest, on_tokens: Callable[[int], None]) -> Completion:
+        """Sample one completion.
+
+        `on_tokens(n)` is called with n new tokens from time to time (large steps): it is the only evidence of life.
+        Cancelling the call aborts the request in the engine. The completion holds every sampled id, the closing
+        end-of-turn id included.
+
+        Raises RowRefused (never send this again), RowFailed (another attempt may succeed), EngineDied.
+        """
+        ...
+
+    def counters(self) -> EngineCounters:
+        """Totals since start; cheap, never blocks."""
+        ...
+
+    async def close(self) -> None:
+        """End the engine and every process that it started. May be called in any state, more than once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """One object in a store. `key` is relative to the storage's root, with forward slashes; `size` in bytes."""
+
+    key: str
+    size: int
+
+
+class Storage(Protocol):
+    """Bytes under one run folder. Keys are relative, with forward slashes. Blocking: call it from a thread.
+
+    All methods raise StoreUnavailable (try the same bytes again) or StoreRefused (never will work).
+    """
+
+    @property
+    def url(self) -> str:
+        """The root as the user would write it."""
+        ...
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Publish `data` under `key` atomically and durably, if and only if nothing is there.
+
+        Returns False when the key exists already (whoever made it): nothing was changed then.
+        """
+        ...
+
+    def replace(self, key: str, data: bytes | Path) -> None:
+        """Write `data` (bytes, or a local file's content) under `key` atomically, whatever was there."""
+        ...
+
+    def read(self, key: str) -> bytes:
+        """The whole object. Raises KeyError if there is none."""
+        ...
+
+    def open(self, key: str) -> BinaryIO:
+        """A seekable reader. Raises KeyError if there is none."""
+        ...
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        """Every object whose key starts with `prefix`, in key order, never a cached answer, never temporaries."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Remove an object; no error if there is none."""
+        ...
+
+    def sweep(self) -> int:
+        """Remove this storage's own abandoned temporaries; how many there were."""
+        ...
+
+    def probe(self) -> None:
+        """Check that this place can carry a journal: create, refuse a second create, read back, list, delete.
+
+        Raises StoreRefused naming what failed.
+        """
+        ...
+
+
+class ChatTemplate(Protocol):
+    """The target's own chat template and tokenizer. Thread-safe; rendering raises RowRefused."""
+
+    def render(
+        self, messages: tuple[Mapping[str, object], ...], tools_json: str | None, kwargs_json: str | None
+    ) -> tuple[int, ...]:
+        """Prompt ids for the next assistant turn, exactly as the template yields them."""
+        ...
+
+    def decode(self, token_ids: tuple[int, ...]) -> str:
+        """Text without special tokens: a view of the ids."""
+        ...
+
+
+class Plan(Protocol):
+    """The frozen plan, read from a run folder. Memory does not grow with the plan: rows are read when asked for."""
+
+    @property
+    def count(self) -> int:
+        """How many ordinals there are, refused rows included."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """32 hex digits over every row of the plan."""
+        ...
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The names of the sources, in the order of the spec."""
+        ...
+
+    def rows(self, ordinals: Sequence[int]) -> list[PlannedRow]:
+        """These rows, in the order asked for. Fast when the ordinals lie near one another."""
+        ...
+
+    def scan(self, start: int = 0, stop: int | None = None) -> Iterator[PlannedRow]:
+        """Rows `start` to `stop` in order, a bounded number in memory."""
+        ...
+
+    def refused(self) -> Iterator[tuple[int, str]]:
+        """(ordinal, source) of every row that is terminal from the start, in order. Reads only what it needs."""
+        ...

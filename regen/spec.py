@@ -1,0 +1,410 @@
+"""The spec file: strict data, checked in full before anything is started.
+
+Every field is explained beside it; `regen init` prints these explanations. Unknown keys are refused, conflicts name
+both fields, an error names the path of the key. What this version reads but does not act on yet is listed by
+`not_acted_on`, and said aloud at every start: nothing is ignored in silence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from regen.errors import SpecError
+
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|kB|MB|GB)?\s*$")
+_UNITS = {None: 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def parse_size_bytes(value: object) -> object:
+    """`64MiB` -> 67108864. Anything else is passed on for pydantic to judge."""
+    if isinstance(value, str) and (found := _SIZE.match(value)):
+        return int(float(found[1]) * _UNITS[found[2]])
+    return value
+
+
+# What of an engine's own settings changes its answers, beyond length limits.
+_SHAPING_VLLM_ARGS = ("dtype", "quantization", "kv_cache_dtype", "seed", "hf_overrides")
+_SHAPING_FAKE_FIELDS = ("answer_tokens", "answer_spread", "vocabulary", "end_token_id")
+
+SizeBytes = Annotated[int, BeforeValidator(parse_size_bytes), Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class TargetSpec(_Strict):
+    """The model whose answers are wanted."""
+
+    model: str = Field(description="A local folder, or a model on the Hugging Face hub.")
+    revision: str | None = Field(None, description="Hub only: branch, tag or commit. Resolved and recorded.")
+    profile: Literal["auto"] = Field("auto", description="A family's quirks, as data. Only auto in this version.")
+    trust_remote_code: bool = Field(False, description="Run the tokenizer's own Python code. Off unless named.")
+    template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Given to the chat template, for example {thinking: true}. Recorded per row."
+    )
+
+
+class _EngineCommon(_Strict):
+    replicas: int = Field(1, ge=1, description="Engines that run side by side.")
+    slots: int = Field(64, ge=1, description="Sequences that one replica decodes at once.")
+    max_model_len: int = Field(4096, ge=1, description="Prompt and answer together, in tokens.")
+    start_timeout_seconds: float = Field(3600, gt=0, description="An engine not ready by then is replaced.")
+    stall_timeout_seconds: float = Field(
+        600, gt=0, description="Work assigned and no new token for so long: the row is given up, then the replica."
+    )
+    restarts: int = Field(3, ge=0, description="How often each replica may be replaced before the run ends.")
+
+
+class VllmEngineSpec(_EngineCommon):
+    """vLLM inside a Ray actor, one per replica."""
+
+    kind: Literal["vllm"] = Field("vllm", description="vllm, or fake for trying regen itself without a model.")
+    gpus_per_replica: float = Field(0, ge=0, description="GPUs that Ray reserves for each replica. 0: the CPU engine.")
+    cpus_per_replica: float = Field(1, ge=0, description="CPUs that Ray reserves for each replica.")
+    args: dict[str, Any] = Field(
+        default_factory=dict, description="Anything else AsyncEngineArgs takes, for example tensor_parallel_size."
+    )
+
+    @model_validator(mode="after")
+    def _no_second_truth(self) -> VllmEngineSpec:
+        owners = {
+            "model": "target.model",
+            "tokenizer": "target.model",
+            "revision": "target.revision",
+            "trust_remote_code": "target.trust_remote_code",
+            "max_model_len": "engine.max_model_len",
+            "max_num_seqs": "engine.slots",
+            "speculative_config": "speculation",
+        }
+        for name in sorted(owners.keys() & self.args.keys()):
+            raise ValueError(f"args.{name} conflicts with {owners[name]}: set it there only")
+        return self
+
+
+class FakeFault(_Strict):
+    """One scripted fault of the fake engine."""
+
+    kind: Literal["die", "hang", "fail", "garbage", "refuse", "die_at_start", "hang_at_start"] = Field(
+        description="die: every request fails from then on. hang: no more tokens. fail: this attempt. refuse: for good."
+    )
+    replica: int | None = Field(None, ge=0, description="Only in this replica slot.")
+    after_requests: int = Field(0, ge=0, description="Not before the engine has had so many requests.")
+    times: int = Field(1, ge=1, description="How often it strikes in one engine's life.")
+    lives: int = Field(1, ge=1, description="In how many engines of a slot, one replacing the other.")
+
+
+class FakeEngineSpec(_EngineCommon):
+    """An ordinary engine without a model: answers seeded by prompt and seed, and everything else scripted."""
+
+    kind: Literal["fake"] = Field("fake", description="The fake engine.")
+    cpus_per_replica: float = Field(0, ge=0, description="CPUs that Ray reserves for each replica.")
+    answer_tokens: int = Field(40, ge=1, description="Median length of an answer, in tokens.")
+    answer_spread: float = Field(0.5, ge=0, description="Sigma of the lognormal length distribution; 0: all alike.")
+    step_seconds: float = Field(0.0, ge=0, description="Time of one decoding step of the whole batch.")
+    start_seconds: float = Field(0.0, ge=0, description="Time to load.")
+    acceptance_by_position: list[Share] = Field(
+        default_factory=lambda: [0.7, 0.4, 0.2],
+        description="With speculation on: share of steps that accept at least so many draft tokens.",
+    )
+    counters_absent: bool = Field(False, description="Speculation is on and its counters are not to be had.")
+    vocabulary: tuple[int, int] = Field((97, 122), description="Answers use ids from this range, both ends included.")
+    end_token_id: int = Field(1, ge=0, description="Closes each answer that is not cut.")
+    faults: list[FakeFault] = Field(default_factory=list, description="Scripted faults.")
+
+
+EngineSpec = Annotated[VllmEngineSpec | FakeEngineSpec, Field(discriminator="kind")]
+
+
+class ExpectedAcceptance(_Strict):
+    """What the draft's card promises."""
+
+    by_position: list[Share] = Field(min_length=1, description="Share of steps that accept at least so many tokens.")
+    tolerance: Share = Field(0.3, description="How far below is still as promised, as a share.")
+
+
+class SpeculationSpec(_Strict):
+    """Speculative decoding. Leave the whole section out to run without: a first-class way to run."""
+
+    method: Literal["ngram", "eagle", "eagle3", "mtp", "draft_model", "dflash", "medusa", "suffix"] = Field(
+        description="Always passed to the engine as given; never guessed from a path."
+    )
+    draft: str | None = Field(None, description="The draft's folder or hub name. None for ngram and suffix.")
+    num_tokens: int = Field(ge=1, description="Draft tokens per verification step.")
+    args: dict[str, Any] = Field(
+        default_factory=dict, description="More of the engine's speculative config, for example prompt_lookup_max."
+    )
+    layer_convention: Literal["input", "output"] = Field(
+        "input", description="Does the draft count layers by what enters or by what leaves them."
+    )
+    expected: ExpectedAcceptance | None = Field(None, description="From the draft's card, to compare with.")
+    gate: Literal["fail", "disable", "warn"] = Field("fail", description="When speculation does not work at warm-up.")
+    guard: Literal["fail", "disable", "warn"] = Field("disable", description="When it stops working during the run.")
+    calibrate: Literal["auto", "off", "required"] = Field("auto", description="Measure whether it pays.")
+
+    @property
+    def draft_name(self) -> str:
+        """What a row records as its draft: the draft's name, or the method where there is none."""
+        return self.draft or self.method
+
+    @model_validator(mode="after")
+    def _draft_matches_method(self) -> SpeculationSpec:
+        needs_no_draft = self.method in ("ngram", "suffix", "mtp")
+        if self.draft is None and not needs_no_draft:
+            raise ValueError(f"draft is missing: method {self.method!r} needs one")
+        if self.draft is not None and self.method in ("ngram", "suffix"):
+            raise ValueError(f"draft {self.draft!r} conflicts with method {self.method!r}, which takes none")
+        for name in sorted({"method", "model", "num_speculative_tokens"} & self.args.keys()):
+            raise ValueError(f"args.{name} conflicts with the field of this section that says the same")
+        return self
+
+
+class TemperatureShare(_Strict):
+    """One part of a temperature mix."""
+
+    value: float = Field(ge=0, le=2, description="The temperature.")
+    share: Share = Field(description="Share of rows, by row id. Shares add up to 1.")
+
+
+class SamplingSpec(_Strict):
+    """Sampling. Fields left unset come from the target's generation_config.json, else from the neutral value."""
+
+    max_tokens: int = Field(ge=1, description="Cap per answer, in tokens. Mandatory: never inherited.")
+    temperature: float | list[TemperatureShare] | None = Field(
+        None, description="A number, or a mix: [{value: 0.6, share: 0.7}, {value: 1.0, share: 0.3}]."
+    )
+    top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling.")
+    top_k: int | None = Field(None, ge=0, description="0: all tokens.")
+    min_p: float | None = Field(None, ge=0, le=1, description="Refused by vLLM while speculation is on.")
+    presence_penalty: float | None = Field(None, ge=-2, le=2, description="Penalty on tokens seen.")
+    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="Penalty by how often a token was seen.")
+    repetition_penalty: float | None = Field(None, gt=0, description="Multiplicative penalty, 1: none.")
+    stop: list[str] = Field(default_factory=list, description="Strings that end an answer.")
+    stop_token_ids: list[int] = Field(default_factory=list, description="Ids that end an answer, besides the target's.")
+    seed: int | None = Field(0, description="Seed of the run, mixed with each row's id; null: unseeded sampling.")
+
+    @model_validator(mode="after")
+    def _checked(self) -> SamplingSpec:
+        mix = self.temperature
+        if isinstance(mix, list):
+            if not mix or abs(sum(part.share for part in mix) - 1) > 1e-6:
+                raise ValueError("temperature: the shares of a mix must add up to 1")
+        elif mix is not None and not (mix == 0 or 0.01 <= mix <= 2):
+            raise ValueError(f"temperature: {mix} is neither 0 (greedy) nor in 0.01..2; vLLM would change it silently")
+        return self
+
+
+class SourceSpec(_Strict):
+    """One dataset."""
+
+    name: str = Field(min_length=1, max_length=200, description="Part of every row's identity: renaming changes ids.")
+    path: str = Field(min_length=1, description="A file, a glob (data/*.jsonl.gz), or a Hugging Face dataset.")
+    kind: Literal["auto", "files", "dataset"] = Field(
+        "auto", description="auto: files if the path has a known ending or exists as a file, else a dataset."
+    )
+    config: str | None = Field(None, description="Dataset only: its configuration.")
+    split: str | None = Field(None, description="Dataset only: the split, for example train.")
+    revision: str | None = Field(None, description="Dataset only: branch, tag or commit.")
+    format: Literal["auto", "messages", "sharegpt", "prompt", "turns", "alpaca"] = Field(
+        "auto", description="The rows' shape. auto looks at each row's keys."
+    )
+    limit: int | None = Field(None, ge=1, description="Take so many source rows (counted before rows are rejected).")
+    shuffle_seed: int | None = Field(None, description="Take rows in an order drawn from this seed and their content.")
+    system_prompt: str | None = Field(None, description="Put before conversations that have no system message.")
+    mode: Literal["regenerate"] = Field("regenerate", description="Only regenerate in this version.")
+
+
+class RowsSpec(_Strict):
+    """Policies on rows."""
+
+    max_prompt_tokens: int | None = Field(None, ge=1, description="Longer first prompts are rejected at planning.")
+    dedupe: bool = Field(False, description="Reject a row equal to an earlier one, within and across sources.")
+
+
+class CheckpointSpec(_Strict):
+    """How often finished work is committed, and how it is sealed."""
+
+    interval_seconds: float = Field(30, gt=0, description="Finished rows are published at least so often.")
+    max_bytes: SizeBytes = Field(64 * 2**20, description="Or when so much has come together.")
+    uncommitted_bytes: SizeBytes = Field(
+        512 * 2**20, description="With so much finished and not committed, no more rows are handed out."
+    )
+    rows_per_shard: int = Field(2000, ge=1, description="Fixed when the run begins.")
+
+
+class LimitsSpec(_Strict):
+    """Where a run stops by itself."""
+
+    hours: float | None = Field(None, gt=0, description="Drain after so many hours; the run can be continued.")
+    failed_share: Share | None = Field(
+        0.02, description="Stop early when more than this share of finished rows failed (after the first 200)."
+    )
+    attempts: int = Field(3, ge=1, description="How often a row is tried before it is failed.")
+
+
+class MetricsSpec(_Strict):
+    """The Prometheus endpoint."""
+
+    host: str = Field("127.0.0.1", description="Loopback unless you say otherwise.")
+    port: int | None = Field(9464, ge=0, le=65535, description="0: any free port, printed at start. null: off.")
+
+
+class RunSpec(_Strict):
+    """One run."""
+
+    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Letters, digits, . _ -")
+    output: str = Field(min_length=1, description="The run folder.")
+    target: TargetSpec
+    engine: EngineSpec
+    speculation: SpeculationSpec | None = None
+    sampling: SamplingSpec
+    sources: list[SourceSpec] = Field(min_length=1)
+    rows: RowsSpec = RowsSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    limits: LimitsSpec = LimitsSpec()
+    metrics: MetricsSpec = MetricsSpec()
+
+    @model_validator(mode="after")
+    def _checked(self) -> RunSpec:
+        names = [source.name for source in self.sources]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"sources: the name {name!r} is used twice; ids of rows are built from it")
+        if self.checkpoint.max_bytes > self.checkpoint.uncommitted_bytes:
+            raise ValueError("checkpoint.max_bytes is larger than checkpoint.uncommitted_bytes")
+        if self.sampling.max_tokens >= self.engine.max_model_len:
+            raise ValueError(
+                f"sampling.max_tokens ({self.sampling.max_tokens}) leaves no room for a prompt"
+                f" within engine.max_model_len ({self.engine.max_model_len})"
+            )
+        return self
+
+
+def load_spec(path: Path) -> RunSpec:
+    """Read and check a spec file. Relative paths in it are relative to the current directory, as in a shell.
+
+    Raises SpecError naming the file and, for each bad key, its path and what is wrong.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{path}: is not UTF-8 text (byte {error.start})") from error
+    try:
+        raw = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise SpecError(f"{path}: is not YAML: {error}") from error
+    if not isinstance(raw, dict):
+        raise SpecError(f"{path}: a spec is a mapping of keys, found {type(raw).__name__}")
+    return parse_spec(raw, origin=str(path))
+
+
+def parse_spec(raw: dict[str, Any], origin: str) -> RunSpec:
+    """Check a spec given as plain data. Raises SpecError as `load_spec` does; `origin` names where it came from."""
+    try:
+        return RunSpec.model_validate(raw)
+    except ValidationError as error:
+        lines = [f"{origin}: {_dotted(item['loc'])}: {_reason(item)}" for item in error.errors(include_url=False)]
+        raise SpecError("\n".join(lines)) from None
+
+
+def dump_spec(spec: RunSpec) -> str:
+    """The spec as YAML, every field written out. `parse_spec` of it is equal to `spec`."""
+    return yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def with_absolute_paths(spec: RunSpec) -> RunSpec:
+    """Relative paths made absolute, from the current directory: output, and whatever names something that exists."""
+
+    def absolute(path: str) -> str:
+        return str(Path(path).expanduser().resolve())
+
+    def existing(path: str) -> str:
+        return absolute(path) if Path(path).expanduser().exists() else path
+
+    def source_path(source: SourceSpec) -> str:
+        is_pattern = source.kind != "dataset" and any(character in source.path for character in "*?[")
+        return absolute(source.path) if is_pattern else existing(source.path)
+
+    speculation = spec.speculation
+    if speculation is not None and speculation.draft is not None:
+        speculation = speculation.model_copy(update={"draft": existing(speculation.draft)})
+    return spec.model_copy(
+        update={
+            "output": spec.output if "://" in spec.output else absolute(spec.output),
+            "target": spec.target.model_copy(update={"model": existing(spec.target.model)}),
+            "speculation": speculation,
+            "sources": [source.model_copy(update={"path": source_path(source)}) for source in spec.sources],
+        }
+    )
+
+
+def not_acted_on(spec: RunSpec) -> list[str]:
+    """Settings that were given, are kept, and change nothing in this version; each is named at every start."""
+    found = []
+    if spec.speculation is not None:
+        given = spec.speculation.model_fields_set
+        found += [
+            f"speculation.{name}"
+            for name in ("layer_convention", "expected", "gate", "guard", "calibrate")
+            if name in given
+        ]
+    return found
+
+
+def output_shaping(spec: RunSpec) -> dict[str, Any]:
+    """The part of the spec that decides what is written, as plain data with dotted keys.
+
+    Speculation, replicas, slots, intervals, limits and metrics are not in it: they may change between sessions.
+    """
+    data = spec.model_dump(mode="json")
+    engine = data["engine"]
+    target = {key: value for key, value in data["target"].items() if key not in ("model", "revision")}
+    kept = {
+        "target": target,  # which model it is, says its commit (data/target.py): a moved folder is the same model
+        "sampling": data["sampling"],
+        "sources": {source["name"]: source for source in data["sources"]},
+        "rows": data["rows"],
+        "rows_per_shard": data["checkpoint"]["rows_per_shard"],
+        "engine": {"kind": engine["kind"], "max_model_len": engine["max_model_len"]},
+    }
+    if isinstance(spec.engine, VllmEngineSpec):
+        kept["engine"]["args"] = {name: spec.engine.args.get(name) for name in _SHAPING_VLLM_ARGS}
+    else:
+        kept["engine"].update({name: engine[name] for name in _SHAPING_FAKE_FIELDS})
+    return dict(_flatten(kept, ""))
+
+
+def fingerprint(shaping: dict[str, Any]) -> str:
+    """32 hex digits over everything that shapes outputs (see `output_shaping`)."""
+    text = json.dumps(shaping, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.blake2b(text.encode("ascii"), digest_size=16).hexdigest()
+
+
+def _flatten(value: Any, path: str) -> list[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        return [item for key in value for item in _flatten(value[key], f"{path}.{key}" if path else str(key))]
+    return [(path, value)]
+
+
+def _dotted(location: tuple[int | str, ...]) -> str:
+    parts = [str(part) for part in location if part not in ("vllm", "fake")]
+    return ".".join(parts) or "(the whole spec)"
+
+
+def _reason(item: Any) -> str:
+    if item["type"] == "extra_forbidden":
+        return "unknown key"
+    if item["type"] == "missing":
+        return "is missing"
+    message = str(item["msg"]).removeprefix("Value error, ")
+    return message if item["type"] == "value_error" else f"{message} (found {item['input']!r})"

@@ -1,0 +1,143 @@
+"""Control records: all that must last besides finished rows, as frozen values in the footers of journal files.
+
+A new kind is one dataclass with its own `kind`, and its place in `Record`. A kind or field that is not known stops
+whoever reads it: skipping a record could undo a decision that it carries. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+
+from regen.errors import StoreRefused
+
+_STRICT = ConfigDict(extra="forbid")
+
+
+class ReleaseReason(StrEnum):
+    """Why a session let go of the run."""
+
+    FINISHED = "finished"
+    DRAINED = "drained"
+    FAILED = "failed"
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """From here on the run is this session's. `pid` is the coordinator's; `started_at` is ISO 8601 text."""
+
+    session: str
+    host: str
+    pid: int
+    driver_pid: int
+    started_at: str
+    take_over: bool = False
+    kind: Literal["claim"] = "claim"
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The session has stopped by itself and will not publish again. `at` is ISO 8601 text."""
+
+    session: str
+    reason: ReleaseReason
+    at: str
+    kind: Literal["released"] = "released"
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True)
+class DriftAccepted:
+    """The user went on although what shapes outputs had changed.
+
+    `fields` has, by dotted name, what it was and what it is now, each as JSON text.
+    """
+
+    session: str
+    fields: Mapping[str, tuple[str, str]]
+    fingerprint_before: str
+    fingerprint_after: str
+    kind: Literal["drift_accepted"] = "drift_accepted"
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True)
+class RowAttempts:
+    """How often rows that are not done yet were tried so far, by ordinal. A later record replaces single entries."""
+
+    attempts: Mapping[int, int]
+    kind: Literal["row_attempts"] = "row_attempts"
+
+
+Record = Claim | Released | DriftAccepted | RowAttempts
+_ADAPTER: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What all records up to some file amount to.
+
+    `released` is set only if the session of `claim` has let go. `records` are all other records that still matter, in
+    order, with `RowAttempts` merged into one.
+    """
+
+    claim: Claim | None = None
+    released: Released | None = None
+    records: tuple[Record, ...] = field(default=())
+
+    def after(self, records: Iterable[Record]) -> Standing:
+        """This, and then those."""
+        standing = self
+        for record in records:
+            standing = standing._after(record)
+        return standing
+
+    def _after(self, record: Record) -> Standing:
+        match record:
+            case Claim():
+                return replace(self, claim=record, released=None)
+            case Released():
+                is_holder = self.claim is not None and self.claim.session == record.session
+                return replace(self, released=record) if is_holder else self
+            case RowAttempts():
+                return replace(self, records=_with_attempts(self.records, record))
+            case _:
+                return replace(self, records=(*self.records, record))
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """For a snapshot: records that amount to this standing."""
+        present = [record for record in (self.claim, self.released) if record is not None]
+        return [to_json(record) for record in (*present, *self.records)]
+
+
+def to_json(record: Record) -> dict[str, Any]:
+    """Plain data for a footer."""
+    return asdict(record)
+
+
+def from_json(values: object, where: str) -> Record:
+    """The inverse of `to_json`. Raises StoreRefused, naming `where`, for a kind or shape that is not known here."""
+    try:
+        return _ADAPTER.validate_python(values)
+    except ValidationError as error:
+        kind = values.get("kind") if isinstance(values, dict) else values
+        first = error.errors(include_url=False)[0]
+        raise StoreRefused(
+            f"{where}: a control record of kind {kind!r} cannot be understood ({first['msg']});"
+            " it was written by another version of regen: use that version, nothing was changed"
+        ) from error
+
+
+def _with_attempts(records: tuple[Record, ...], new: RowAttempts) -> tuple[Record, ...]:
+    merged: dict[int, int] = {}
+    for record in records:
+        if isinstance(record, RowAttempts):
+            merged.update(record.attempts)
+    merged.update(new.attempts)
+    return (*(record for record in records if not isinstance(record, RowAttempts)), RowAttempts(merged))

@@ -1,0 +1,342 @@
+"""The journal: the numbered sequence of files that is the only record of what is done.
+
+Guarantees: `commit` returns only when its rows are durable and part of the sequence; a number is used once; as soon as
+another session has claimed the run, nothing of this one is published any more (Fenced). The first result of a row
+within its round counts, and no later one is ever written.
+Knows nothing of schedules or clocks. Blocking: call it from a thread, one call at a time; `totals`, `done` and
+`next_number` may be read from other threads. Costs one file per commit, and one copy of the bitmap.
+
+    journal = Journal(storage, session, plan.count)
+    replayed = journal.replay(plan.refused())
+    journal.claim(claim)                      # or resume_own(claim), in a coordinator that was restarted
+    prepared = journal.prepare(table)         # built once ...
+    journal.commit(prepared)                  # ... and tried again with the same bytes on StoreUnavailable
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from regen.errors import Fenced
+from regen.ordinals import OrdinalSet
+from regen.protocols import Storage
+from regen.records import Totals
+from regen.rows import SCHEMA
+from regen.store import footer as footers
+from regen.store import totals
+from regen.store.control import Claim, Record
+from regen.store.files import JournalFile, JournalFiles
+from regen.store.footer import Footer, Snapshot
+from regen.store.layout import journal_key
+from regen.store.parquet import RowsFile, content_digest, encode_rows, integers, texts
+from regen.store.replay import Ledger, Replayed, count_refused, read_ledger, summed_up
+
+SNAPSHOT_EVERY = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A file that is built and not yet known to be published.
+
+    `repeated` are ordinals that were in the table and left out, because their round has a result already.
+    """
+
+    number: int
+    data: bytes
+    rows: int
+    repeated: tuple[int, ...]
+    after: Ledger = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What a commit has put into the journal. `repeated` as in `Prepared`."""
+
+    number: int
+    rows: int
+    bytes: int
+    repeated: tuple[int, ...]
+
+
+class Journal:
+    """One session's access to the journal. The order is: replay, claim (or resume_own), then prepare and commit."""
+
+    def __init__(self, storage: Storage, session: str, plan_rows: int, *, snapshot_every: int = SNAPSHOT_EVERY) -> None:
+        self._files = JournalFiles(storage)
+        self._storage = storage
+        self._session = session
+        self._plan_rows = plan_rows
+        self._snapshot_every = snapshot_every
+        self._writer = uuid.uuid4().hex
+        self._ledger: Ledger | None = None
+        self._refused = OrdinalSet(plan_rows)
+        self._refused_totals = Totals()
+        self._pending: Prepared | None = None
+        self._is_claimed = False
+        self._fenced: Fenced | None = None
+
+    # --- what is done ----------------------------------------------------------------------------
+
+    def replay(self, refused: Iterable[tuple[int, str]]) -> Replayed:
+        """Read back what is published. `refused` are the plan's refused rows, (ordinal, source).
+
+        Raises JournalDamaged, StoreUnavailable, StoreRefused.
+        """
+        ledger = read_ledger(self._files, self._plan_rows)
+        self._refused, self._refused_totals = count_refused(ledger, refused, self._storage)
+        self._ledger = ledger
+        return summed_up(ledger, self._refused, self._refused_totals)
+
+    @property
+    def totals(self) -> Totals:
+        """Of everything committed, refused rows included."""
+        return totals.plus(self._known().totals, self._refused_totals)
+
+    @property
+    def done(self) -> OrdinalSet:
+        """Everything committed, refused rows included: a new set, the caller's own."""
+        return self._known().done | self._refused
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next commit."""
+        return self._known().next_number
+
+    # --- the fence -------------------------------------------------------------------------------
+
+    def claim(self, claim: Claim) -> None:
+        """Make the run this session's. May be called again after StoreUnavailable.
+
+        Files that the previous holder has published since `replay` are read and counted: look at `done` afterwards.
+        Raises Fenced, naming who, when another claim came first.
+        """
+        if claim.session != self._session:
+            raise ValueError(f"a claim of session {claim.session} in the journal of session {self._session}")
+        if self._fenced is not None:
+            raise self._fenced
+        while not self._is_claimed:
+            prepared = self._build(SCHEMA.empty_table(), (claim,), ())
+            if self._put(prepared):
+                self._ledger, self._is_claimed = prepared.after, True
+            else:
+                self._read_on(prepared.number)
+
+    def resume_own(self, claim: Claim) -> None:
+        """Go on in a coordinator that was restarted within its session: unless another session holds the run.
+
+        It claims anew, so that whatever its predecessor still has under way finds the number taken.
+        Raises Fenced, naming who, when the newest claim is another session's that has not let go.
+        """
+        standing = self._known().standing
+        newest = standing.claim
+        if newest is not None and newest.session != self._session and standing.released is None:
+            raise self._fence(_Taker(newest.session, newest))
+        self.claim(claim)
+
+    def check_fence(self) -> None:
+        """Raises Fenced if somebody else has published under the next number. For intervals without rows."""
+        self._require_claimed()
+        number = self._known().next_number
+        if self._files.exists(number) and not self._is_own(self._pending):
+            raise self._fence(self._taker(number))
+
+    # --- publishing ------------------------------------------------------------------------------
+
+    def prepare(self, table: pa.Table, records: Sequence[Record] = ()) -> Prepared:
+        """Build the next file from finished rows (`rows.SCHEMA`, any order, possibly none) and control records.
+
+        Rows whose round has a result already are left out and named in `repeated`. What was prepared before must be
+        committed first. Raises ValueError for what is a programming error: another schema, an ordinal twice in the
+        table, outside the plan, or of a refused row.
+        """
+        self._require_claimed()
+        if self._pending is not None:
+            raise RuntimeError(f"journal file {self._pending.number} is prepared and not committed yet")
+        fresh, repeated = self._fresh(_checked(table))
+        self._pending = self._build(fresh, tuple(records), repeated)
+        return self._pending
+
+    def commit(self, prepared: Prepared) -> Published:
+        """Publish what was prepared. On StoreUnavailable call it again with the same `prepared`: same bytes.
+
+        A write of its own whose answer was lost counts as success. Raises Fenced when the number is another's.
+        """
+        self._require_claimed()
+        if prepared is not self._pending:
+            raise RuntimeError(f"journal file {prepared.number} is not the one that was prepared last")
+        if not self._put(prepared):
+            raise self._fence(self._taker(prepared.number))
+        self._ledger, self._pending = prepared.after, None
+        return Published(prepared.number, prepared.rows, len(prepared.data), prepared.repeated)
+
+    def publish(self, table: pa.Table, records: Sequence[Record] = ()) -> Published:
+        """`prepare` and `commit` in one. After StoreUnavailable go on with `commit(journal.pending)`."""
+        return self.commit(self.prepare(table, records))
+
+    @property
+    def pending(self) -> Prepared | None:
+        """What was prepared and is not known to be published."""
+        return self._pending
+
+    # --- read access -----------------------------------------------------------------------------
+
+    def files(self) -> list[JournalFile]:
+        """See `JournalFiles.files`."""
+        return self._files.files()
+
+    def read_footer(self, number: int) -> Footer:
+        """See `JournalFiles.read_footer`."""
+        return self._files.read_footer(number)
+
+    def read_table(self, number: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """See `JournalFiles.read_table`."""
+        return self._files.read_table(number, columns)
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _known(self) -> Ledger:
+        if self._ledger is None:
+            raise RuntimeError("the journal was not replayed yet")
+        return self._ledger
+
+    def _require_claimed(self) -> None:
+        if self._fenced is not None:
+            raise self._fenced
+        if not self._is_claimed:
+            raise RuntimeError("the journal was not claimed yet")
+
+    def _fresh(self, table: pa.Table) -> tuple[pa.Table, tuple[int, ...]]:
+        """Rows that count, sorted; and the ordinals of the others."""
+        ledger = self._known()
+        ordinals, rounds = integers(table, "ordinal"), integers(table, "round")
+        self._check_ordinals(ordinals)
+        is_fresh = [round_ > ledger.round_of(ordinal) for ordinal, round_ in zip(ordinals, rounds, strict=True)]
+        repeated = tuple(ordinal for ordinal, fresh in zip(ordinals, is_fresh, strict=True) if not fresh)
+        return (table.filter(pa.array(is_fresh, pa.bool_())) if repeated else table), repeated
+
+    def _check_ordinals(self, ordinals: list[int]) -> None:
+        for one, other in pairwise(ordinals):
+            if one == other:
+                raise ValueError(f"row {one} is twice in one table")
+        for ordinal in ordinals:
+            if not 0 <= ordinal < self._plan_rows:
+                raise ValueError(f"row {ordinal} is outside a plan of {self._plan_rows} rows")
+            if ordinal in self._refused:
+                raise ValueError(f"row {ordinal} is refused in the plan and cannot have a result")
+
+    def _build(self, table: pa.Table, records: tuple[Record, ...], repeated: tuple[int, ...]) -> Prepared:
+        before = self._known()
+        after = before.copy()
+        after.totals = totals.plus(self._totals_without(table), totals.count(table))
+        after.standing = before.standing.after(records)
+        after.next_number += 1
+        for ordinal, round_ in zip(integers(table, "ordinal"), integers(table, "round"), strict=True):
+            after.add_row(ordinal, round_)
+        footer = self._footer(before, after, table, records)
+        data = encode_rows(table, footers.to_json(footer))
+        after.total_bytes += len(data)
+        after.last_digest = RowsFile(data, "what was just built").digest
+        return Prepared(before.next_number, data, len(table), repeated, after)
+
+    def _footer(self, before: Ledger, after: Ledger, table: pa.Table, records: tuple[Record, ...]) -> Footer:
+        ordinals = integers(table, "ordinal")
+        is_snapshot = after.next_number % self._snapshot_every == 0
+        return Footer(
+            number=before.next_number,
+            session=self._session,
+            writer=self._writer,
+            plan_rows=self._plan_rows,
+            rows=len(ordinals),
+            table_bytes=table.nbytes,
+            digest=content_digest(ordinals, texts(table, "digest")),
+            first=ordinals[0] if ordinals else None,
+            last=ordinals[-1] if ordinals else None,
+            totals=after.totals,
+            records=records,
+            bytes_before=before.total_bytes,
+            previous_digest=before.last_digest,
+            snapshot=Snapshot(after.done.to_text(), after.rounds, after.standing) if is_snapshot else None,
+        )
+
+    def _totals_without(self, table: pa.Table) -> Totals:
+        """The totals without the rows that these ones, of a higher round, take the place of."""
+        ledger = self._known()
+        wanted = {ordinal: ledger.round_of(ordinal) for ordinal in integers(table, "ordinal")}
+        wanted = {ordinal: round_ for ordinal, round_ in wanted.items() if round_ >= 0}
+        left = ledger.totals
+        for number in reversed(range(ledger.next_number)):
+            if not wanted:
+                break
+            ids = self._files.read_table(number, ("ordinal", "round"))
+            pairs = zip(integers(ids, "ordinal"), integers(ids, "round"), strict=True)
+            rows = [row for row, (ordinal, round_) in enumerate(pairs) if wanted.get(ordinal) == round_]
+            if rows:
+                replaced = self._files.read_table(number, ("ordinal", *totals.COLUMNS)).take(rows)
+                left = totals.minus(left, totals.count(replaced))
+                for ordinal in integers(replaced, "ordinal"):
+                    del wanted[ordinal]
+        return left
+
+    def _put(self, prepared: Prepared) -> bool:
+        if self._storage.create(journal_key(prepared.number), prepared.data):
+            return True
+        return self._is_own(prepared)
+
+    def _is_own(self, prepared: Prepared | None) -> bool:
+        """The name is taken: by our own write, whose answer was lost?"""
+        return prepared is not None and self._files.read_bytes(prepared.number) == prepared.data
+
+    def _read_on(self, number: int) -> None:
+        """Take in a file that came in between. Raises Fenced if it is a claim."""
+        data = self._files.read_bytes(number)
+        where = self._files.where(number)
+        file = RowsFile(data, where)
+        footer, ids = self._files.decode_ids(number, file)
+        if any(isinstance(record, Claim) for record in footer.records):
+            raise self._fence(_taker(footer))
+        ledger = self._known().copy()
+        ledger.add_file(footer, ids, len(data), where)
+        ledger.last_digest = file.digest
+        self._ledger = ledger
+
+    def _taker(self, number: int) -> _Taker:
+        return _taker(self._files.read_footer(number))
+
+    def _fence(self, taker: _Taker) -> Fenced:
+        """From now on nothing is written any more, whatever is called."""
+        self._fenced = Fenced(
+            f"{self._storage.url}: {taker} has claimed this run; session {self._session} stops and writes no more"
+        )
+        return self._fenced
+
+
+@dataclass(frozen=True, slots=True)
+class _Taker:
+    """Who has taken a number."""
+
+    session: str
+    claim: Claim | None
+
+    def __str__(self) -> str:
+        if self.claim is None:
+            return f"session {self.session}"
+        return f"session {self.session} (host {self.claim.host}, coordinator pid {self.claim.pid})"
+
+
+def _taker(footer: Footer) -> _Taker:
+    claims = [record for record in footer.records if isinstance(record, Claim)]
+    return _Taker(footer.session, claims[-1] if claims else None)
+
+
+def _checked(table: pa.Table) -> pa.Table:
+    """Sorted by ordinal."""
+    if not table.schema.equals(SCHEMA):
+        raise ValueError("a table for the journal must have the schema of finished rows")
+    order = pc.sort_indices(table["ordinal"])
+    return table.take(order)

@@ -1,0 +1,29 @@
+"""Where we run, and whether a process is still there. Linux in full; elsewhere a host's name stands for its boot."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+
+def machine_identity() -> str:
+    """8 hex digits for where process ids mean the same: this boot of this machine and this process namespace."""
+    parts = [socket.gethostname()]
+    with suppress(OSError):  # not Linux: the host's name alone must do
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii"))
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=4).hexdigest()
+
+
+def process_exists(pid: int) -> bool:
+    """Whether a process with this id exists on this machine, whoever owns it."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,181 @@
+"""What the journal amounts to, read back from the store.
+
+Guarantees: the answer is that of all published files, or an error; per row the highest round counts, within a round the
+first. Costs one listing, and the footers and id columns since the newest snapshot.
+Does not read the rows themselves: an altered text is found by `verify`, a file of another size is found here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import pyarrow as pa
+
+from regen.errors import JournalDamaged
+from regen.ordinals import OrdinalSet
+from regen.protocols import Storage
+from regen.records import Status, Totals
+from regen.store import totals
+from regen.store.control import Claim, Record, Released, Standing
+from regen.store.files import JournalFile, JournalFiles
+from regen.store.footer import Footer, Snapshot
+from regen.store.layout import journal_key
+from regen.store.parquet import damaged, integers, naming_damage
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """`done` and `totals` count the plan's refused rows too, as rejected; `done` is the caller's own to change.
+
+    `released` is set only if the session of `newest_claim` has let go of the run. `records` are all other control
+    records that still matter, in order.
+    """
+
+    done: OrdinalSet
+    totals: Totals
+    next_number: int
+    newest_claim: Claim | None
+    released: Released | None
+    records: tuple[Record, ...]
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The journal's own rows up to some file. `rounds` holds the rounds above 0; sizes in bytes."""
+
+    done: OrdinalSet
+    rounds: dict[int, int]
+    totals: Totals
+    standing: Standing
+    next_number: int = 0
+    total_bytes: int = 0
+    last_digest: str = ""
+
+    @classmethod
+    def empty(cls, plan_rows: int) -> Ledger:
+        return cls(OrdinalSet(plan_rows), {}, Totals(), Standing())
+
+    def copy(self) -> Ledger:
+        return replace(self, done=self.done.copy(), rounds=dict(self.rounds))
+
+    def round_of(self, ordinal: int) -> int:
+        """The round of the row that counts; -1 if there is none."""
+        return self.rounds.get(ordinal, 0) if ordinal in self.done else -1
+
+    def add_row(self, ordinal: int, round_: int) -> None:
+        """Take note of a row; one that is not above the round it has already changes nothing."""
+        if round_ > self.round_of(ordinal):
+            self.done.add(ordinal)
+            if round_ > 0:
+                self.rounds[ordinal] = round_
+
+    def add_file(self, footer: Footer, ids: pa.Table, size: int, where: str) -> None:
+        """Take in the next file. Raises JournalDamaged if it cannot follow what is here."""
+        standing = self.standing.after(footer.records)
+        if standing.claim is None or standing.claim.session != footer.session:
+            holder = f"session {standing.claim.session}" if standing.claim else "nobody"
+            raise damaged(where, f"it is of session {footer.session} while {holder} held the run")
+        for ordinal, round_ in zip(integers(ids, "ordinal"), integers(ids, "round"), strict=True):
+            self.add_row(ordinal, round_)
+        self.totals, self.standing = footer.totals, standing
+        self.next_number, self.total_bytes = footer.number + 1, footer.bytes_before + size
+
+
+def replay(storage: Storage, plan_rows: int, refused: Iterable[tuple[int, str]]) -> Replayed:
+    """For readers without a session (`regen status`). Raises JournalDamaged, StoreUnavailable, StoreRefused."""
+    ledger = read_ledger(JournalFiles(storage), plan_rows)
+    return summed_up(ledger, *count_refused(ledger, refused, storage))
+
+
+def read_ledger(files: JournalFiles, plan_rows: int) -> Ledger:
+    """The newest snapshot and all that came after it."""
+    listed = files.files()
+    sizes_before = list(accumulate((file.size for file in listed), initial=0))
+    ledger = Ledger.empty(plan_rows)
+    for file, footer, ids in reversed(_since_snapshot(files, listed)):
+        _check_place(files, listed, footer, plan_rows, sizes_before[file.number])
+        if footer.snapshot is not None:
+            ledger = _from_snapshot(footer, footer.snapshot, file.size, files.where(file.number))
+        else:
+            ledger.add_file(footer, ids, file.size, files.where(file.number))
+    if listed:
+        newest = listed[-1].number
+        ledger.last_digest = files.read_digest(newest)
+        _check_sum(ledger, files.where(newest))
+    return ledger
+
+
+def count_refused(ledger: Ledger, refused: Iterable[tuple[int, str]], storage: Storage) -> tuple[OrdinalSet, Totals]:
+    """The plan's refused rows as a set and as totals. Raises JournalDamaged if the journal has a row of one."""
+    ordinals = OrdinalSet(ledger.done.size)
+    by_source: dict[str, int] = {}
+    for ordinal, source in refused:
+        if ordinal in ledger.done:
+            raise JournalDamaged(
+                f"{storage.url}: the journal holds a row {ordinal}, which the plan refuses:"
+                " plan and journal are not of one run"
+            )
+        ordinals.add(ordinal)
+        by_source[source] = by_source.get(source, 0) + 1
+    return ordinals, Totals({(source, Status.REJECTED): rows for source, rows in by_source.items()})
+
+
+def summed_up(ledger: Ledger, refused: OrdinalSet, refused_totals: Totals) -> Replayed:
+    standing = ledger.standing
+    return Replayed(
+        done=ledger.done | refused,
+        totals=totals.plus(ledger.totals, refused_totals),
+        next_number=ledger.next_number,
+        newest_claim=standing.claim,
+        released=standing.released,
+        records=standing.records,
+    )
+
+
+def _since_snapshot(files: JournalFiles, listed: list[JournalFile]) -> list[tuple[JournalFile, Footer, pa.Table]]:
+    """The newest file first; the last one has a snapshot, or is the first of the journal."""
+    read = []
+    for file in reversed(listed):
+        footer, ids = files.read_ids(file.number)
+        read.append((file, footer, ids))
+        if footer.snapshot is not None:
+            break
+    return read
+
+
+def _check_place(
+    files: JournalFiles, listed: list[JournalFile], footer: Footer, plan_rows: int, bytes_before: int
+) -> None:
+    where = files.where(footer.number)
+    if footer.plan_rows != plan_rows:
+        raise damaged(where, f"it is of a plan of {footer.plan_rows} rows, and this plan has {plan_rows}")
+    if footer.last is not None and footer.last >= plan_rows:
+        raise damaged(where, f"it holds a row {footer.last}, outside a plan of {plan_rows} rows")
+    if footer.bytes_before != bytes_before:
+        for file in listed[: footer.number]:
+            files.read_ids(file.number)  # names the damaged one, if that shows
+        raise damaged(
+            where,
+            f"the files before it ({journal_key(0)} on) had {footer.bytes_before} bytes together when it was written,"
+            f" and have {bytes_before} now",
+        )
+
+
+def _from_snapshot(footer: Footer, snapshot: Snapshot, size: int, where: str) -> Ledger:
+    with naming_damage(where):
+        done = OrdinalSet.from_text(footer.plan_rows, snapshot.done)
+    return Ledger(
+        done=done,
+        rounds=dict(snapshot.rounds),
+        totals=footer.totals,
+        standing=snapshot.standing,
+        next_number=footer.number + 1,
+        total_bytes=footer.bytes_before + size,
+    )
+
+
+def _check_sum(ledger: Ledger, where: str) -> None:
+    if ledger.totals.done != len(ledger.done):
+        raise damaged(where, f"its totals count {ledger.totals.done} rows, and the journal has {len(ledger.done)}")

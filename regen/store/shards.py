@@ -1,0 +1,274 @@
+"""Sealing: finished rows as Parquet files of whole ordinal ranges, in order, for trainers.
+
+Guarantees: the same rows give the same determined columns in the same order, however the journal came about; a shard is
+replaced as a whole or not at all; one that is there with the right digest is left alone, so sealing can be repeated and
+broken off at any time. Every row of the plan is in it: a refused one with stage and reason instead of an answer.
+Costs one pass over the journal's id columns and one over its rows per `BATCH_BYTES` of them (or per shard, if that is
+larger), and as much memory, with 21 bytes a row of the plan.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from regen.errors import JournalDamaged, StoreUnavailable, UserError
+from regen.ordinals import OrdinalSet
+from regen.protocols import Plan, Storage
+from regen.records import Message, Observed, OutputRow, PlannedRow, Role, Status
+from regen.rows import SCHEMA, to_table
+from regen.store.files import JournalFiles
+from regen.store.layout import shard_key
+from regen.store.parquet import ROW_GROUP_BYTES, RowsFile, content_digest, integers, naming_damage, texts, write_rows
+from regen.store.winners import Winners
+
+VERSION = 1
+BATCH_BYTES = 256 * 2**20
+
+Range = tuple[int, int]  # ordinals, both included
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One sealed file. `first` and `last` are ordinals, both included; `digest` is over its rows' digests."""
+
+    key: str
+    first: int
+    last: int
+    rows: int
+    digest: str
+
+
+def seal(
+    storage: Storage,
+    plan: Plan,
+    rows_per_shard: int,
+    *,
+    session: str,
+    fingerprint: str,
+    complete_only: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Shard]:
+    """Write every shard that is not there yet, and return all that are there then.
+
+    `complete_only`: leave out ranges with rows that are not done; otherwise such a row is a UserError, before anything
+    is written. `session` and `fingerprint` go into the `observed` column of refused rows. `progress(sealed, of)`.
+    Raises JournalDamaged, StoreUnavailable, StoreRefused.
+    """
+    sealer = _Sealer(storage, plan, rows_per_shard, session, fingerprint)
+    shards = [sealer.described(shard_range) for shard_range in sealer.complete_ranges(complete_only)]
+    unsealed = [shard for shard in shards if not sealer.is_sealed(shard)]
+    sealed = len(shards) - len(unsealed)
+    for batch in sealer.batches(unsealed):
+        for _ in sealer.write_batch(batch):
+            sealed += 1
+            if progress is not None:
+                progress(sealed, len(shards))
+    return shards
+
+
+def refused_row(row: PlannedRow, session: str, fingerprint: str) -> OutputRow:
+    """What a row that the plan refuses looks like in a shard: the messages that were given before the first answer."""
+    refusal, conversation = row.refusal, row.conversation
+    if refusal is None:
+        raise ValueError(f"row {row.ordinal} is not refused")
+    return OutputRow(
+        ordinal=row.ordinal,
+        row_id=row.row_id,
+        source=row.source,
+        location=row.location,
+        source_id=row.source_id,
+        status=Status.REJECTED,
+        round=0,
+        messages=_before_first_slot(conversation.messages) if conversation else (),
+        generations=(),
+        observed=Observed(-1, session, 0, "", None, fingerprint),
+        tools_json=conversation.tools_json if conversation else None,
+        template_kwargs_json=conversation.template_kwargs_json if conversation else None,
+        stage=refusal.stage,
+        reason=refusal.reason,
+        detail=refusal.detail,
+    )
+
+
+def shard_entry(shard: Shard, plan_digest: str) -> dict[str, Any]:
+    """What a shard says of itself in its footer."""
+    return {
+        "version": VERSION,
+        "kind": "shard",
+        "first": shard.first,
+        "last": shard.last,
+        "rows": shard.rows,
+        "digest": shard.digest,
+        "plan": plan_digest,
+    }
+
+
+def shard_ranges(plan_rows: int, rows_per_shard: int) -> Iterator[Range]:
+    """(first, last) of every shard of a plan."""
+    for first in range(0, plan_rows, rows_per_shard):
+        yield first, min(first + rows_per_shard, plan_rows) - 1
+
+
+class _Sealer:
+    def __init__(self, storage: Storage, plan: Plan, rows_per_shard: int, session: str, fingerprint: str) -> None:
+        self._storage = storage
+        self._plan = plan
+        self._rows_per_shard = rows_per_shard
+        self._session, self._fingerprint = session, fingerprint
+        self._files = JournalFiles(storage)
+        self._row_bytes: dict[int, int] = {}
+        self._refused = OrdinalSet(plan.count, (ordinal for ordinal, _ in plan.refused()))
+        self._winners = self._indexed()
+
+    def complete_ranges(self, complete_only: bool) -> list[Range]:
+        complete = []
+        for first, last in shard_ranges(self._plan.count, self._rows_per_shard):
+            missing = self._missing(first, last)
+            if missing is None:
+                complete.append((first, last))
+            elif not complete_only:
+                raise UserError(
+                    f"{self._storage.url}: row {missing} is not done yet, so shard {first} to {last} cannot be sealed;"
+                    " finish the run, or seal only what is complete so far"
+                )
+        return complete
+
+    def described(self, shard_range: Range) -> Shard:
+        """What the shard of this range must be."""
+        first, last = shard_range
+        refused = self._refused_table(shard_range)
+        refused_digests = dict(zip(integers(refused, "ordinal"), texts(refused, "digest"), strict=True))
+        ordinals = range(first, last + 1)
+        digests = [refused_digests.get(ordinal) or self._winners.digest_of(ordinal) for ordinal in ordinals]
+        return Shard(shard_key(first, last), first, last, len(ordinals), content_digest(ordinals, digests))
+
+    def is_sealed(self, shard: Shard) -> bool:
+        """Whether it is there. One that cannot be read is not: it is derived, and made anew."""
+        try:
+            with self._storage.open(shard.key) as source:
+                return RowsFile(source, shard.key).entry == shard_entry(shard, self._plan.digest)
+        except (KeyError, JournalDamaged):
+            return False
+
+    def batches(self, shards: Sequence[Shard]) -> Iterator[list[Shard]]:
+        """Consecutive shards that are made together, so that a journal file is not read anew for each."""
+        batch: list[Shard] = []
+        collected = 0
+        for shard in shards:
+            size = sum(self._row_bytes[number] * len(rows) for number, rows in self._parts([shard]).items())
+            if batch and collected + size > BATCH_BYTES:
+                yield batch
+                batch, collected = [], 0
+            batch.append(shard)
+            collected += size
+        if batch:
+            yield batch
+
+    def write_batch(self, batch: Sequence[Shard]) -> Iterator[Shard]:
+        """Write these, each yielded when it is durable."""
+        tables = [_chosen(self._files.read_table(number), rows) for number, rows in self._parts(batch).items()]
+        for shard in batch:
+            refused = self._refused_table((shard.first, shard.last))
+            within = [_between(table, shard.first, shard.last) for table in (*tables, refused)]
+            self._write(shard, in_row_groups([table for table in within if len(table)]))
+            yield shard
+
+    def _indexed(self) -> Winners:
+        winners = Winners(self._plan.count)
+        for file in self._files.files():
+            footer, ids = self._files.read_ids(file.number)
+            self._row_bytes[file.number] = footer.table_bytes // max(1, footer.rows)
+            with naming_damage(self._files.where(file.number)):
+                for ordinal, round_, digest in zip(
+                    integers(ids, "ordinal"), integers(ids, "round"), texts(ids, "digest"), strict=True
+                ):
+                    winners.note(ordinal, round_, file.number, digest)
+        return winners
+
+    def _missing(self, first: int, last: int) -> int | None:
+        for ordinal in range(first, last + 1):
+            if self._winners.number_of(ordinal) is None and ordinal not in self._refused:
+                return ordinal
+        return None
+
+    def _parts(self, shards: Sequence[Shard]) -> dict[int, list[int]]:
+        """The ordinals that each journal file contributes, ascending."""
+        parts: dict[int, list[int]] = {}
+        for shard in shards:
+            for ordinal in range(shard.first, shard.last + 1):
+                number = self._winners.number_of(ordinal)
+                if number is not None:
+                    parts.setdefault(number, []).append(ordinal)
+        return parts
+
+    def _refused_table(self, shard_range: Range) -> pa.Table:
+        first, last = shard_range
+        ordinals = [ordinal for ordinal in range(first, last + 1) if ordinal in self._refused]
+        planned = self._plan.rows(ordinals) if ordinals else []
+        return to_table(refused_row(row, self._session, self._fingerprint) for row in planned)
+
+    def _write(self, shard: Shard, groups: Iterator[pa.Table]) -> None:
+        entry = shard_entry(shard, self._plan.digest)
+        with tempfile.TemporaryDirectory(prefix="regen-seal-") as folder:
+            path = Path(folder, "shard.parquet")
+            try:
+                write_rows(path, groups, entry)
+            except OSError as error:
+                raise StoreUnavailable(
+                    f"{path}: cannot be written: {error}; set TMPDIR to a place with room"
+                ) from error
+            self._storage.replace(shard.key, path)
+
+
+def in_row_groups(tables: Sequence[pa.Table], limit_bytes: int = ROW_GROUP_BYTES) -> Iterator[pa.Table]:
+    """Tables that are each sorted by ordinal, merged into consecutive ones of about `limit_bytes` at most."""
+    sizes: dict[int, int] = {}
+    for table in tables:
+        sizes.update(dict.fromkeys(integers(table, "ordinal"), table.nbytes // max(1, len(table))))
+    for first, last in _windows(sorted(sizes.items()), limit_bytes):
+        yield _window(tables, first, last)
+
+
+def _windows(sizes: list[tuple[int, int]], limit_bytes: int) -> Iterator[tuple[int, int]]:
+    start, collected = 0, 0
+    for index, (_, size) in enumerate(sizes):
+        if index > start and collected + size > limit_bytes:
+            yield sizes[start][0], sizes[index - 1][0]
+            start, collected = index, 0
+        collected += size
+    if sizes:
+        yield sizes[start][0], sizes[-1][0]
+
+
+def _window(tables: Sequence[pa.Table], first: int, last: int) -> pa.Table:
+    pieces = [_between(table, first, last) for table in tables]
+    return pa.concat_tables([SCHEMA.empty_table(), *pieces]).combine_chunks().sort_by("ordinal")
+
+
+def _between(table: pa.Table, first: int, last: int) -> pa.Table:
+    """The rows of a table sorted by ordinal from `first` to `last`, not copied."""
+    ordinals = integers(table, "ordinal")
+    start, stop = bisect_left(ordinals, first), bisect_right(ordinals, last)
+    return table.slice(start, stop - start)
+
+
+def _chosen(table: pa.Table, ordinals: Sequence[int]) -> pa.Table:
+    """These rows of a table sorted by ordinal, copied out of it."""
+    position = {ordinal: row for row, ordinal in enumerate(integers(table, "ordinal"))}
+    return table.take([position[ordinal] for ordinal in ordinals])
+
+
+def _before_first_slot(messages: Sequence[Message]) -> tuple[Message, ...]:
+    given = []
+    for message in messages:
+        if message.role is Role.ASSISTANT and message.content is None:
+            break
+        given.append(message)
+    return tuple(given)

@@ -1,0 +1,114 @@
+"""Counting finished rows: a table's `Totals`, sums and differences. Pure; column-wise, no loop over rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from regen.records import Acceptance, Status, Totals
+
+COLUMNS = ("source", "status", "generations", "observed")
+
+
+def count(table: pa.Table) -> Totals:
+    """What these rows amount to. `table` has at least `COLUMNS` of the schema."""
+    generations = pc.list_flatten(table["generations"])
+    return Totals(
+        outcomes=_outcomes(table),
+        prompt_tokens=_lengths(generations, "prompt_token_ids"),
+        output_tokens=_lengths(generations, "completion_token_ids"),
+        generations=len(generations),
+        acceptance=_acceptance(pc.list_flatten(pc.struct_field(table["observed"], "generations"))),
+    )
+
+
+def plus(one: Totals, other: Totals) -> Totals:
+    return _combined(one, other, 1)
+
+
+def minus(one: Totals, other: Totals) -> Totals:
+    """What remains of `one` when `other`, a part of it, is taken out."""
+    return _combined(one, other, -1)
+
+
+def to_json(totals: Totals) -> dict[str, Any]:
+    """Plain data for a footer."""
+    acceptance = totals.acceptance
+    return {
+        "outcomes": [[source, status.value, rows] for (source, status), rows in sorted(totals.outcomes.items())],
+        "prompt_tokens": totals.prompt_tokens,
+        "output_tokens": totals.output_tokens,
+        "generations": totals.generations,
+        "drafts": acceptance.drafts,
+        "drafted": acceptance.drafted,
+        "accepted": acceptance.accepted,
+        "accepted_by_position": list(acceptance.accepted_by_position),
+    }
+
+
+def from_json(values: Mapping[str, Any]) -> Totals:
+    """The inverse of `to_json`. Raises KeyError, TypeError or ValueError on anything else."""
+    return Totals(
+        outcomes={(str(source), Status(status)): int(rows) for source, status, rows in values["outcomes"]},
+        prompt_tokens=int(values["prompt_tokens"]),
+        output_tokens=int(values["output_tokens"]),
+        generations=int(values["generations"]),
+        acceptance=Acceptance(
+            int(values["drafts"]),
+            int(values["drafted"]),
+            int(values["accepted"]),
+            tuple(int(steps) for steps in values["accepted_by_position"]),
+        ),
+    )
+
+
+def _outcomes(table: pa.Table) -> dict[tuple[str, Status], int]:
+    grouped = table.select(["source", "status"]).group_by(["source", "status"]).aggregate([([], "count_all")])
+    columns = (grouped[name].to_pylist() for name in ("source", "status", "count_all"))
+    return {(source, Status(status)): rows for source, status, rows in zip(*columns, strict=True)}
+
+
+def _lengths(structs: pa.Array[Any] | pa.ChunkedArray[Any], name: str) -> int:
+    return _sum(pc.list_value_length(pc.struct_field(structs, name)))
+
+
+def _acceptance(seen: pa.ChunkedArray[Any]) -> Acceptance:
+    by_position = pc.struct_field(seen, "accepted_by_position")
+    longest = pc.max(pc.list_value_length(by_position)).as_py() or 0
+    return Acceptance(
+        drafts=_sum(pc.struct_field(seen, "drafts")),
+        drafted=_sum(pc.struct_field(seen, "drafted")),
+        accepted=_sum(pc.struct_field(seen, "accepted")),
+        accepted_by_position=tuple(
+            _sum(pc.list_flatten(pc.list_slice(by_position, position, position + 1))) for position in range(longest)
+        ),
+    )
+
+
+def _sum(values: pa.ChunkedArray[Any]) -> int:
+    return int(pc.sum(values).as_py() or 0)
+
+
+def _combined(one: Totals, other: Totals, sign: int) -> Totals:
+    outcomes = dict(one.outcomes)
+    for key, rows in other.outcomes.items():
+        outcomes[key] = outcomes.get(key, 0) + sign * rows
+    return Totals(
+        outcomes={key: rows for key, rows in outcomes.items() if rows},
+        prompt_tokens=one.prompt_tokens + sign * other.prompt_tokens,
+        output_tokens=one.output_tokens + sign * other.output_tokens,
+        generations=one.generations + sign * other.generations,
+        acceptance=one.acceptance + _scaled(other.acceptance, sign),
+    )
+
+
+def _scaled(acceptance: Acceptance, sign: int) -> Acceptance:
+    return Acceptance(
+        sign * acceptance.drafts,
+        sign * acceptance.drafted,
+        sign * acceptance.accepted,
+        tuple(sign * steps for steps in acceptance.accepted_by_position),
+    )

@@ -1,0 +1,101 @@
+"""The shards' part of `verify`: every sealed file read in full, and compared with the journal's rows that count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from regen.errors import JournalDamaged
+from regen.ordinals import OrdinalSet
+from regen.protocols import Plan, Storage
+from regen.rows import determined_digest, to_values
+from regen.store.findings import Code, Findings
+from regen.store.layout import SHARDS, shard_key, shard_range
+from regen.store.parquet import RowsFile, content_digest, damaged, naming_damage
+from regen.store.shards import Shard, refused_row, shard_entry, shard_ranges
+from regen.store.verify_journal import BATCH_ROWS
+from regen.store.winners import Winners
+
+
+class ShardCheck:
+    """`done` and `winners` are the journal's, `refused` the plan's."""
+
+    def __init__(
+        self, storage: Storage, plan: Plan, done: OrdinalSet, refused: OrdinalSet, winners: Winners, findings: Findings
+    ) -> None:
+        self._storage = storage
+        self._plan = plan
+        self._done, self._refused, self._winners = done, refused, winners
+        self._findings = findings
+        self.files = 0
+
+    def run(self, rows_per_shard: int, progress: Callable[[str], None]) -> None:
+        planned = set(shard_ranges(self._plan.count, rows_per_shard))
+        for stored in self._storage.list(SHARDS):
+            limits = shard_range(stored.key)
+            if limits is None:
+                continue
+            progress(stored.key)
+            self.files += 1
+            if limits in planned:
+                self._check_file(stored.key, *limits)
+                planned.remove(limits)
+            else:
+                message = f"is not one of the ranges of {rows_per_shard} rows that this run has"
+                self._findings.add(Code.SHARD_RANGE, stored.key, message)
+        if self.files and len(self._done | self._refused) == self._plan.count:
+            for first, last in sorted(planned):
+                self._findings.add(Code.SHARD_MISSING, shard_key(first, last), "is missing: seal again")
+
+    def _check_file(self, key: str, first: int, last: int) -> None:
+        expected = self._expected(key, first, last)
+        if expected is None:
+            self._findings.add(Code.SHARD_ROWS, key, "has rows that the journal does not have")
+            return
+        try:
+            self._check_content(expected)
+        except JournalDamaged as error:
+            self._findings.add(Code.SHARD_DAMAGED, key, f"{error}; delete it and seal again")
+
+    def _check_content(self, expected: Shard) -> None:
+        ordinals: list[int] = []
+        digests: list[str] = []
+        where = f"{self._storage.url}/{expected.key}"
+        try:
+            source = self._storage.open(expected.key)
+        except KeyError:
+            raise damaged(where, "it is missing") from None
+        with source:
+            file = RowsFile(source, where)
+            file.check_bytes()
+            for group in file.groups():
+                for batch in group.to_batches(max_chunksize=BATCH_ROWS):
+                    with naming_damage(where):
+                        rows = batch.to_pylist()
+                    ordinals += [values["ordinal"] for values in rows]
+                    digests += [self._checked_digest(expected.key, values) for values in rows]
+        if ordinals != list(range(expected.first, expected.last + 1)):
+            self._findings.add(Code.SHARD_ROWS, expected.key, "does not have each row of its range once and in order")
+        elif content_digest(ordinals, digests) != expected.digest:
+            self._findings.add(
+                Code.SHARD_ROWS, expected.key, "its rows are not the journal's: delete it and seal again"
+            )
+        elif file.entry != shard_entry(expected, self._plan.digest):
+            self._findings.add(Code.SHARD_ROWS, expected.key, "its footer is not that of its rows and plan: seal again")
+
+    def _checked_digest(self, key: str, values: dict[str, Any]) -> str:
+        digest = determined_digest(values)
+        if digest != values["digest"]:
+            self._findings.add(Code.ROW_DIGEST, key, f"row {values['ordinal']} is not what its digest was made from")
+        return digest
+
+    def _expected(self, key: str, first: int, last: int) -> Shard | None:
+        """What the shard must be; None if some of its rows are not done."""
+        ordinals = range(first, last + 1)
+        if any(ordinal not in self._done and ordinal not in self._refused for ordinal in ordinals):
+            return None
+        refused = [ordinal for ordinal in ordinals if ordinal in self._refused]
+        planned = self._plan.rows(refused) if refused else []
+        refused_digests = {row.ordinal: str(to_values(refused_row(row, "", ""))["digest"]) for row in planned}
+        digests = [refused_digests.get(ordinal) or self._winners.digest_of(ordinal) for ordinal in ordinals]
+        return Shard(key, first, last, len(ordinals), content_digest(ordinals, digests))

@@ -1,0 +1,53 @@
+"""What every test runs under, whatever the shell had: offline, no usage statistics, no cluster but its own.
+
+Set before anything imports Ray, vLLM or transformers, and inherited by every process that a test starts.
+"""
+
+import os
+import secrets
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+os.environ.pop("RAY_ADDRESS", None)  # or a test would join a cluster that somebody works on
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    # One mode for all that tests start, and a token of their own: none is written to the home folder.
+    RAY_AUTH_MODE="token",
+    RAY_AUTH_TOKEN=secrets.token_hex(32),
+    RAY_USAGE_STATS_ENABLED="0",
+    TOKENIZERS_PARALLELISM="false",
+    VLLM_NO_USAGE_STATS="1",
+)
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the checkout."""
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct, as `make model` builds it; REGEN_TEST_MODEL names another folder.
+
+    CI must have it. Elsewhere its tests are skipped without it, and the summary says so.
+    """
+    folder = Path(os.environ.get("REGEN_TEST_MODEL", REPOSITORY / ".models" / "smollm2"))
+    if not (folder / "model.safetensors").exists():
+        message = f"{folder} is not there: `make model` builds it"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def shared_prompts() -> Path:
+    """Real prompt files of public benchmarks that lie beside the checkout on some machines; skipped without."""
+    folder = REPOSITORY.parent / "shared" / "data" / "prompts"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not there")
+    return folder

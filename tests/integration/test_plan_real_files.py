@@ -1,0 +1,117 @@
+"""Real public files go through planning with nothing lost or silently dropped, whatever their shape."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from regen.data.plan import open_plan
+from regen.data.planning import build_plan
+from regen.data.rendering import first_prompt
+from regen.data.target import resolve_target
+from regen.data.template import load_template
+from regen.spec import parse_spec
+from tests.memory_storage import MemoryStorage
+from tests.toy_target import build_toy_target
+
+PROMPTS = Path("../shared/data/prompts")
+ACCEPTED = [
+    "gsm8k_test.jsonl",
+    "HumanEval.jsonl.gz",
+    "eagle_mt_bench.jsonl",
+    "eagle_alpaca.jsonl",
+    "eagle_gsm8k.jsonl",
+    "eagle_humaneval.jsonl",
+    "eagle_qa.jsonl",
+    "eagle_sum.jsonl",
+    "vicuna_bench.jsonl",
+    "fastchat_dummy_conversation.json",
+]
+REFUSED = ["BFCL_v4_simple_python.json", "BFCL_v4_multiple.json", "BFCL_v4_parallel.json", "BFCL_v4_live_simple.json"]
+
+pytestmark = pytest.mark.skipif(not PROMPTS.is_dir(), reason="the shared data is not here")
+
+
+def raw_rows(name):
+    """The file's rows, read in the plainest way."""
+    data = (PROMPTS / name).read_bytes()
+    text = (gzip.decompress(data) if name.endswith(".gz") else data).decode()
+    if text.lstrip().startswith("["):
+        return json.loads(text)
+    return [json.loads(line) for line in text.split("\n") if line.strip()]
+
+
+def user_texts(row):
+    if "turns" in row:
+        return row["turns"]
+    if "conversations" in row:
+        return [turn["value"] for turn in row["conversations"] if turn["from"] == "human"]
+    return [row.get("prompt") or row["question"]]
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    return build_toy_target(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(scope="module")
+def planned(toy):
+    """Every file as a source of its own: the summary, and the rows by file name in source order."""
+    names = [*ACCEPTED, *REFUSED]
+    spec = parse_spec(
+        {
+            "name": "real",
+            "output": "unused",
+            "target": {"model": str(toy)},
+            "engine": {"kind": "fake", "max_model_len": 8192},
+            "sampling": {"max_tokens": 128},
+            "sources": [{"name": name, "path": str(PROMPTS / name)} for name in names],
+        },
+        "test",
+    )
+    storage = MemoryStorage()
+    summary = build_plan(spec, resolve_target(spec.target), storage, "s", 2)
+    rows = list(open_plan(storage).scan())
+    return summary, {name: [row for row in rows if row.source == name] for name in names}
+
+
+def test_every_row_of_every_file_is_planned_once(planned):
+    summary, by_file = planned
+    counts = {source.name: source.rows for source in summary.sources}
+    assert counts == {name: len(raw_rows(name)) for name in by_file}
+    assert summary.rows == sum(counts.values()) == sum(len(rows) for rows in by_file.values())
+    ids = [row.row_id for rows in by_file.values() for row in rows]
+    assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_user_texts_are_kept_in_order_and_answers_are_slots(planned, name):
+    _, by_file = planned
+    for raw, row in zip(raw_rows(name), by_file[name], strict=True):
+        assert row.refusal is None
+        messages = row.conversation.messages
+        texts = user_texts(raw)
+        assert [message.content for message in messages] == [part for text in texts for part in (text, None)]
+        assert row.prompt_tokens == len(f"?user\n{texts[0]}?\n?assistant\n".encode())
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_turns_of_messages_are_refused_with_a_reason(planned, name):
+    _, by_file = planned
+    raw = raw_rows(name)
+    assert [row.location for row in by_file[name]] == [f"{PROMPTS / name}:{line}" for line in range(1, len(raw) + 1)]
+    for row in by_file[name]:
+        assert (row.refusal.reason, row.refusal.detail) == ("wrong_type", "the prompt is list, not text")
+
+
+def test_no_prompt_holds_a_printed_python_list(planned, toy):
+    _, by_file = planned
+    template = load_template(toy, False, {})
+    for rows in by_file.values():
+        for row in rows:
+            if row.refusal is None:
+                given = first_prompt(row.conversation).messages
+                messages = tuple({"role": message.role.value, "content": message.content} for message in given)
+                printed = template.decode(template.render(messages, None, None)).count("[{'")
+                assert printed == sum((message.content or "").count("[{'") for message in given)

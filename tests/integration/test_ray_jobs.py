@@ -1,0 +1,83 @@
+"""`ray job submit`, `regen submit`, `ray job stop` on a cluster that somebody else started: docs/ray-jobs.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from regen.run.session import standing
+from regen.spec import RunSpec, dump_spec
+from regen.store.storage import LocalStorage
+from tests.processes import environment, free_port, regen, started, wait_until
+from tests.runs import make_spec
+
+pytestmark = pytest.mark.ray
+
+BIN = Path(sys.executable).parent
+
+
+@pytest.fixture(scope="module")
+def job_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a cluster's job server; ended by pid, `ray stop` would hit every Ray on the machine."""
+    ports = {name: free_port() for name in ("port", "dashboard-port", "ray-client-server-port")}
+    options = [f"--{name}={port}" for name, port in ports.items()]
+    command = [str(BIN / "ray"), "start", "--head", "--block", "--num-cpus=2", "--include-dashboard=true", *options]
+    folder = tmp_path_factory.mktemp("cluster")
+    os.environ["PATH"] = f"{BIN}{os.pathsep}{os.environ['PATH']}"  # `python` of an entrypoint is that of `ray start`
+    with started(command, cwd=folder):
+        address = f"http://127.0.0.1:{ports['dashboard-port']}"
+        wait_until(lambda: ray("job", "list", "--address", address).returncode == 0, seconds=90)
+        yield address
+
+
+def ray(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(BIN / "ray"), *arguments], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=240
+    )
+
+
+def written(spec: RunSpec, folder: Path) -> str:
+    (folder / "spec.yaml").write_text(dump_spec(spec), encoding="utf-8")
+    return "spec.yaml"
+
+
+def done(folder: Path) -> int:
+    return standing(LocalStorage(folder)).totals.done if (folder / "plan.json").exists() else 0
+
+
+def job_status(address: str, job: str) -> str:
+    text = ray("job", "status", job, "--address", address).stdout
+    found = re.search(r"(PENDING|RUNNING|SUCCEEDED|FAILED|STOPPED)", text, re.IGNORECASE)
+    return found[1].upper() if found else text
+
+
+def test_a_submitted_job_is_stopped_in_order_and_continued_by_ray_job_submit(tmp_path: Path, job_server: str) -> None:
+    engine = {"replicas": 2, "slots": 8, "step_seconds": 0.05, "answer_tokens": 25}
+    spec = make_spec(tmp_path, rows=300, engine=engine, checkpoint={"interval_seconds": 1.0})
+    submitted = regen("submit", written(spec, tmp_path), "--address", job_server, cwd=tmp_path)
+    job = re.search(r"raysubmit_\w+", submitted.stdout)
+    assert job, submitted.stderr
+    wait_until(lambda: done(tmp_path / "run") > 0, seconds=90)
+    assert ray("job", "stop", job[0], "--address", job_server).returncode == 0
+    assert job_status(job_server, job[0]) == "STOPPED"
+    assert json.loads((tmp_path / "run" / "holder.json").read_text())["state"] == "drained"
+    assert 0 < done(tmp_path / "run") < 300
+    command = ["python", "-m", "regen", "run", str(tmp_path / "spec.yaml")]
+    again = ray("job", "submit", "--address", job_server, "--", *command)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert done(tmp_path / "run") == 300
+    assert regen("verify", "run", cwd=tmp_path).returncode == 0
+
+
+def test_a_cluster_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:
+    spec = written(make_spec(tmp_path, rows=3), tmp_path)
+    refused = regen("submit", spec, "--address", f"http://127.0.0.1:{free_port()}", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("regen: the Ray job server at http://127.0.0.1:")

@@ -1,0 +1,112 @@
+"""kill -9 under real Ray, over the fake engine: whatever dies, the same command continues and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from regen.run.session import standing
+from regen.spec import RunSpec, dump_spec
+from regen.store.storage import LocalStorage
+from tests.processes import REGEN, free_port, kill, regen, started, titled, wait_until
+from tests.runs import determined, make_spec, shard_table
+from tests.scrapes import sample, scraped
+
+pytestmark = pytest.mark.ray
+
+ENGINE = {"replicas": 2, "slots": 8, "step_seconds": 0.02, "answer_tokens": 25, "restarts": 20}
+
+
+def written(spec: RunSpec, folder: Path, name: str = "spec.yaml") -> str:
+    (folder / name).write_text(dump_spec(spec), encoding="utf-8")
+    return name
+
+
+def done(folder: Path) -> int:
+    storage = LocalStorage(folder)
+    if not (folder / "plan.json").exists():
+        return 0
+    return standing(storage).totals.done
+
+
+def has_done(folder: Path, rows: int) -> bool:
+    return done(folder) >= rows
+
+
+def finish(folder: Path, spec: str, process: subprocess.Popen[str] | None = None) -> None:
+    """To the end, by the command that is running or the same command again; then verified."""
+    code = process.wait(timeout=120) if process else regen("run", spec, cwd=folder).returncode
+    assert code == 0
+    assert regen("verify", "run", cwd=folder).returncode == 0
+
+
+@pytest.mark.parametrize("victim", ["ray::CoordinatorActor", "ray::ReplicaActor"])
+def test_an_actor_killed_costs_nothing_but_what_it_was_making(tmp_path: Path, victim: str) -> None:
+    checkpoint = {"interval_seconds": 2.0}
+    spec = written(make_spec(tmp_path, rows=150, engine=ENGINE, checkpoint=checkpoint), tmp_path)
+    with started([*REGEN, "run", spec], cwd=tmp_path) as process:
+        wait_until(lambda: done(tmp_path / "run") > 0)
+        kill(titled(process.pid, victim)[0])
+        finish(tmp_path, spec, process)
+    rows = shard_table(tmp_path / "run").to_pylist()
+    assert [row["ordinal"] for row in rows] == list(range(150))
+    assert {row["observed"]["attempts"] for row in rows} == {1}
+
+
+def test_the_driver_killed_at_any_moment_is_continued_by_the_same_command(tmp_path: Path) -> None:
+    whole = make_spec(
+        tmp_path, rows=120, engine={**ENGINE, "replicas": 1, "step_seconds": 0.0}, output=str(tmp_path / "whole")
+    )
+    assert regen("run", written(whole, tmp_path, "whole.yaml"), cwd=tmp_path).returncode == 0
+    spec = written(make_spec(tmp_path, engine=ENGINE), tmp_path)
+    draw = random.Random(3)
+    for _ in range(3):
+        enough = done(tmp_path / "run") + 1 + draw.randint(0, 25)
+        with started([*REGEN, "run", spec], cwd=tmp_path) as process:
+            wait_until(partial(has_done, tmp_path / "run", enough))
+            process.kill()
+    finish(tmp_path, spec)
+    assert determined(tmp_path / "run") == determined(tmp_path / "whole")
+
+
+def test_sigterm_drains_publishes_and_ends_with_the_code_for_it(tmp_path: Path) -> None:
+    """And, on the way, the metrics endpoint of a real run: everything there from the start, then rows."""
+    port = free_port()
+    spec = written(
+        make_spec(
+            tmp_path,
+            rows=400,
+            engine={**ENGINE, "step_seconds": 0.05},
+            checkpoint={"interval_seconds": 600.0},
+            metrics={"port": port},
+        ),
+        tmp_path,
+    )
+    with started([*REGEN, "run", spec], cwd=tmp_path) as process:
+        wait_until(lambda: 'regen_rows_done_total{source="rows",status="ok"} 0.0' in scraped(port))
+        wait_until(lambda: sample(scraped(port), "regen_rows_uncommitted") > 0)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 9
+    assert 0 < done(tmp_path / "run") < 400
+    assert json.loads((tmp_path / "run" / "holder.json").read_text())["state"] == "drained"
+    status = json.loads(regen("status", "run", "--json", cwd=tmp_path).stdout)
+    assert status["done"] == done(tmp_path / "run")
+
+
+def test_two_starts_within_a_second_are_one_run(tmp_path: Path) -> None:
+    spec = written(make_spec(tmp_path, rows=100, engine=ENGINE), tmp_path)
+    with started([*REGEN, "run", spec], cwd=tmp_path) as one, started([*REGEN, "run", spec], cwd=tmp_path) as other:
+        outputs = {process: process.communicate(timeout=180)[0] for process in (one, other)}
+        codes = {process.returncode for process in outputs}
+    assert codes == {0, 4}
+    (refused,) = [output for process, output in outputs.items() if process.returncode == 4]
+    assert "session" in refused
+    assert "host" in refused
+    finish(tmp_path, spec)
+    assert len(determined(tmp_path / "run")) == 100

@@ -1,0 +1,260 @@
+"""The schedule: each promise of its docstring, then a model of workers and a coordinator that lose answers and die."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from regen.ordinals import OrdinalSet
+from regen.records import FailedAttempt, WorkerId
+from regen.run.schedule import SILENT_SECONDS, Orders, Report, Schedule
+
+ONE, OTHER = WorkerId(0, 0), WorkerId(1, 0)
+
+
+def schedule(size: int = 10, **options: Any) -> Schedule:
+    return Schedule(OrdinalSet(size), attempts_allowed=2, **options)
+
+
+def report(worker: WorkerId = ONE, seq: int = 1, free_slots: int = 0, **lists: Any) -> Report:
+    given = {"running": (), "awaiting": (), "finished": (), "failed": (), **lists}
+    return Report(worker=worker, seq=seq, free_slots=free_slots, **given)
+
+
+def leased(orders: Orders) -> list[int]:
+    return [grant.ordinal for grant in orders.grants]
+
+
+def test_leases_follow_the_plan_and_skip_what_is_done() -> None:
+    made = Schedule(OrdinalSet(5, [0, 2]), attempts_allowed=1)
+    assert leased(made.report(report(free_slots=9), now=0)) == [1, 3, 4]
+
+
+def test_no_row_is_leased_twice_while_it_is_held() -> None:
+    made = schedule()
+    first = leased(made.report(report(ONE, free_slots=4), now=0))
+    second = leased(made.report(report(OTHER, free_slots=9), now=0))
+    assert sorted(first + second) == list(range(10))
+
+
+def test_a_lost_reply_leaks_nothing() -> None:
+    made = schedule(size=4)
+    lost = leased(made.report(report(free_slots=3), now=0))
+    again = leased(made.report(report(seq=2, free_slots=4), now=1))
+    assert sorted(again) == sorted({*lost, 3})
+
+
+def test_the_same_exchange_twice_changes_nothing() -> None:
+    made = schedule(size=6)
+    made.report(report(free_slots=3), now=0)
+    twice = report(seq=2, running=(1, 2), finished=(0,), free_slots=1)
+    once = made.report(twice, now=1)
+    again = made.report(twice, now=1)
+    assert once.accepted == {0}
+    assert again.accepted == frozenset()
+    assert leased(once) == leased(again) == [3]
+    assert made.received == 1
+
+
+def test_an_older_exchange_of_the_same_worker_changes_nothing() -> None:
+    made = schedule()
+    made.report(report(seq=5, free_slots=2), now=0)
+    assert made.report(report(seq=4, finished=(7,), free_slots=9), now=1) == Orders()
+    assert made.in_flight == 2
+
+
+def test_an_older_incarnation_is_told_to_stop_and_its_rows_go_elsewhere() -> None:
+    made = schedule(size=3)
+    made.report(report(WorkerId(0, 0), free_slots=3), now=0)
+    newer = made.report(report(WorkerId(0, 1), free_slots=3), now=1)
+    assert leased(newer) == [0, 1, 2]
+    assert made.report(report(WorkerId(0, 0), seq=9, finished=(0,)), now=2).superseded
+
+
+def test_a_row_is_settled_only_when_it_is_committed() -> None:
+    made = schedule(size=2)
+    made.report(report(free_slots=2), now=0)
+    assert made.report(report(seq=2, running=(1,), finished=(0,)), now=1).settled == ()
+    made.committed([0])
+    assert made.report(report(seq=3, running=(1,), awaiting=(0,)), now=2).settled == (0,)
+
+
+def test_a_restarted_coordinator_adopts_what_is_running_and_asks_for_what_it_lost() -> None:
+    made = schedule(size=4, expected_slots=(0, 1), adopt_until=100.0)
+    early = made.report(report(ONE, seq=7, running=(0,), awaiting=(1,), free_slots=5), now=1)
+    assert early.resend == (1,)
+    assert leased(early) == [], "nothing is handed out before every replica was heard"
+    late = made.report(report(OTHER, seq=7, running=(3,), free_slots=5), now=2)
+    assert leased(late) == [2]
+    sent = made.report(report(ONE, seq=8, running=(0,), finished=(1,), free_slots=5), now=3)
+    assert sent.accepted == {1}
+    assert leased(sent) == []
+
+
+def test_adoption_ends_without_a_replica_that_never_speaks() -> None:
+    made = schedule(size=2, expected_slots=(0, 1), adopt_until=15.0)
+    assert leased(made.report(report(ONE, free_slots=2), now=14)) == []
+    assert made.is_adopting(14)
+    assert leased(made.report(report(ONE, seq=2, free_slots=2), now=15)) == [0, 1]
+
+
+def test_a_failed_attempt_is_tried_again_and_then_given_up() -> None:
+    made = schedule(size=1)
+    made.report(report(free_slots=1), now=0)
+    failed = (FailedAttempt(0, "engine_error", "x"),)
+    retried = made.report(report(seq=2, failed=failed, free_slots=1), now=1)
+    assert [(grant.ordinal, grant.attempt) for grant in retried.grants] == [(0, 2)]
+    last = made.report(report(seq=3, failed=failed, free_slots=1), now=2)
+    assert [(row.ordinal, row.attempts, row.reason) for row in last.exhausted] == [(0, 2, "engine_error")]
+    assert leased(last) == []
+
+
+def test_a_dead_replica_costs_its_rows_no_attempt() -> None:
+    made = schedule(size=2)
+    made.report(report(ONE, free_slots=2), now=0)
+    made.worker_gone(ONE)
+    orders = made.report(report(OTHER, free_slots=2), now=1)
+    assert [(grant.ordinal, grant.attempt) for grant in orders.grants] == [(0, 1), (1, 1)]
+
+
+def test_rows_already_received_survive_the_death_of_their_replica() -> None:
+    made = schedule(size=2)
+    made.report(report(ONE, free_slots=2), now=0)
+    made.report(report(ONE, seq=2, running=(1,), finished=(0,)), now=1)
+    made.worker_gone(ONE)
+    assert leased(made.report(report(OTHER, free_slots=2), now=2)) == [1]
+
+
+def test_a_silent_replica_loses_its_rows_and_the_first_result_wins() -> None:
+    made = schedule(size=1)
+    made.report(report(ONE, free_slots=1), now=0)
+    assert made.tick(SILENT_SECONDS) == ()
+    assert made.tick(SILENT_SECONDS + 1) == (0,)
+    assert leased(made.report(report(OTHER, free_slots=1), now=40)) == [0]
+    back = made.report(report(ONE, seq=2, finished=(0,)), now=41)
+    assert back.accepted == {0}
+    assert made.report(report(OTHER, seq=2, running=(0,)), now=42).settled == (0,)
+
+
+@pytest.mark.parametrize("may_lease", [True, False])
+def test_nothing_is_handed_out_after_a_drain_or_at_the_cap(may_lease: bool) -> None:
+    made = schedule()
+    if may_lease:
+        made.stop_leasing()
+    assert leased(made.report(report(free_slots=5), now=0, may_lease=may_lease)) == []
+
+
+class Fleet(RuleBasedStateMachine):
+    """Workers that finish, fail, die and lose answers, over a coordinator that commits and forgets."""
+
+    SIZE, SLOTS = 12, 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.committed: set[int] = set()
+        self.schedule = Schedule(OrdinalSet(self.SIZE), attempts_allowed=10**6)
+        self.seq = dict.fromkeys(range(self.SLOTS), 0)
+        self.incarnation = dict.fromkeys(range(self.SLOTS), 0)
+        self.running: dict[int, set[int]] = {slot: set() for slot in range(self.SLOTS)}
+        self.unsent: dict[int, set[int]] = {slot: set() for slot in range(self.SLOTS)}
+        self.awaiting: dict[int, set[int]] = {slot: set() for slot in range(self.SLOTS)}
+        self.buffer: set[int] = set()
+        self.work_begun = dict.fromkeys(range(self.SIZE), 0)
+        self.deaths_of_workers = 0
+
+    slots = st.integers(0, SLOTS - 1)
+
+    @rule(slot=slots, free=st.integers(0, 4), is_lost=st.booleans())
+    def exchange(self, slot: int, free: int, is_lost: bool) -> None:
+        self.seq[slot] += 1
+        orders = self.schedule.report(
+            Report(
+                WorkerId(slot, self.incarnation[slot]),
+                self.seq[slot],
+                tuple(self.running[slot]),
+                tuple(self.awaiting[slot]),
+                tuple(self.unsent[slot]),
+                (),
+                free,
+            ),
+            self.now,
+        )
+        assert not orders.superseded
+        self.buffer |= orders.accepted
+        self.awaiting[slot] |= self.unsent[slot]
+        self.unsent[slot] = set()
+        if is_lost:
+            return
+        for ordinal in orders.settled:
+            self.awaiting[slot].discard(ordinal)
+            self.running[slot].discard(ordinal)
+        self.unsent[slot] |= set(orders.resend)
+        self.awaiting[slot] -= set(orders.resend)
+        for grant in orders.grants:
+            self.running[slot].add(grant.ordinal)
+            self.work_begun[grant.ordinal] += 1
+
+    @rule(slot=slots)
+    def finish(self, slot: int) -> None:
+        if self.running[slot]:
+            ordinal = min(self.running[slot])
+            self.running[slot].remove(ordinal)
+            self.unsent[slot].add(ordinal)
+
+    @rule()
+    def commit(self) -> None:
+        assert not self.buffer & self.committed, "a row was received although it is committed"
+        self.committed |= self.buffer
+        self.schedule.committed(self.buffer)
+        self.buffer = set()
+
+    @rule(slot=slots)
+    def kill_worker(self, slot: int) -> None:
+        self.schedule.worker_gone(WorkerId(slot, self.incarnation[slot]))
+        self.deaths_of_workers += 1
+        self.incarnation[slot] += 1
+        self.seq[slot] = 0
+        self.running[slot], self.unsent[slot], self.awaiting[slot] = set(), set(), set()
+
+    @rule()
+    def kill_coordinator(self) -> None:
+        self.buffer = set()
+        self.schedule = Schedule(
+            OrdinalSet(self.SIZE, self.committed), 10**6, expected_slots=range(self.SLOTS), adopt_until=float("inf")
+        )
+
+    @rule(seconds=st.floats(0, 5))
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+    @invariant()
+    def nothing_is_held_twice(self) -> None:
+        held = [ordinal for slot in range(self.SLOTS) for ordinal in self.running[slot] | self.unsent[slot]]
+        assert len(held) == len(set(held))
+
+    @invariant()
+    def work_is_repeated_only_for_dead_workers(self) -> None:
+        if not self.deaths_of_workers:
+            assert max(self.work_begun.values()) <= 1
+
+    def teardown(self) -> None:
+        for _ in range(6):
+            for slot in range(self.SLOTS):
+                self.exchange(slot, self.SIZE, False)
+            for slot in range(self.SLOTS):
+                while self.running[slot]:
+                    self.finish(slot)
+            for slot in range(self.SLOTS):
+                self.exchange(slot, self.SIZE, False)
+            self.commit()
+        assert self.committed == set(range(self.SIZE))
+        assert self.schedule.is_finished
+
+
+TestFleet = Fleet.TestCase
+TestFleet.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)

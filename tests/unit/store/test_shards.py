@@ -1,0 +1,224 @@
+"""Sealing: whole ranges, in order, the same whatever order the journal came about in."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from regen.errors import JournalDamaged, StoreUnavailable, UserError
+from regen.protocols import Storage
+from regen.records import OutputRow, Role, Stage, Status
+from regen.rows import SCHEMA, from_table, to_table
+from regen.store import shards as shards_module
+from regen.store.layout import SHARDS, journal_key, shard_key
+from regen.store.parquet import RowsFile
+from regen.store.shards import Shard, in_row_groups, refused_row, seal
+from regen.store.storage import LocalStorage
+from tests.memory_storage import MemoryStorage
+from tests.output_rows import MemoryPlan, observed, output_row, planned_row
+from tests.unit.store.faulty_storage import FaultyStorage
+from tests.unit.store.journals import opened, published
+
+PLAN_ROWS = 25
+REFUSED = (3, 24)
+PER_SHARD = 10
+
+
+@pytest.fixture
+def plan() -> MemoryPlan:
+    return MemoryPlan(PLAN_ROWS, REFUSED)
+
+
+def _finished(storage: Storage, seed: int = 0, per_file: int = 4) -> None:
+    ordinals = [ordinal for ordinal in range(PLAN_ROWS) if ordinal not in REFUSED]
+    random.Random(seed).shuffle(ordinals)
+    seen = observed(session=f"session {seed}", replica=seed)
+    rows = [output_row(ordinal, text=f"answer {ordinal}", seen=seen) for ordinal in ordinals]
+    published(storage, [rows[at : at + per_file] for at in range(0, len(rows), per_file)], PLAN_ROWS)
+
+
+def _seal(storage: Storage, plan: MemoryPlan, *, complete_only: bool = False) -> list[Shard]:
+    return seal(storage, plan, PER_SHARD, session="s1", fingerprint="f" * 32, complete_only=complete_only)
+
+
+def _rows(storage: Storage, key: str) -> list[OutputRow]:
+    return from_table(RowsFile(storage.read(key), key).table())
+
+
+def test_shards_hold_every_row_of_the_plan_in_order(plan: MemoryPlan) -> None:
+    storage = MemoryStorage()
+    _finished(storage)
+
+    shards = _seal(storage, plan)
+
+    assert [(shard.key, shard.rows) for shard in shards] == [
+        (shard_key(0, 9), 10),
+        (shard_key(10, 19), 10),
+        (shard_key(20, 24), 5),
+    ]
+    rows = [row for shard in shards for row in _rows(storage, shard.key)]
+    assert [row.ordinal for row in rows] == list(range(PLAN_ROWS))
+    assert [row.ordinal for row in rows if row.status is Status.REJECTED] == list(REFUSED)
+    assert rows[7].messages[-1].content == "answer 7"
+    assert rows[7].observed.session == "session 0"
+
+
+def test_refused_rows_say_why_and_hold_no_answer(plan: MemoryPlan) -> None:
+    storage = MemoryStorage()
+    _finished(storage)
+    _seal(storage, plan)
+
+    row = _rows(storage, shard_key(0, 9))[3]
+
+    assert (row.status, row.stage, row.reason, row.detail) == (
+        Status.REJECTED,
+        Stage.LENGTH,
+        "prompt_too_long",
+        "3 tokens",
+    )
+    assert [(message.role, message.content) for message in row.messages] == [(Role.USER, "question 3")]
+    assert row.generations == ()
+    assert row.observed.fingerprint == "f" * 32
+
+
+def test_a_refused_row_without_a_conversation_has_no_messages() -> None:
+    planned = replace(MemoryPlan(1, [0]).rows([0])[0], conversation=None)
+
+    assert refused_row(planned, "s1", "f").messages == ()
+    with pytest.raises(ValueError, match="not refused"):
+        refused_row(planned_row(0), "s1", "f")
+
+
+@pytest.mark.parametrize("per_file", [1, 3, 100])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_same_rows_in_another_order_give_the_same_shards(plan: MemoryPlan, seed: int, per_file: int) -> None:
+    one, other = MemoryStorage(), MemoryStorage()
+    _finished(one)
+    _finished(other, seed, per_file)
+
+    assert _seal(one, plan) == _seal(other, plan)
+
+    determined = [name for name in SCHEMA.names if name != "observed"]
+    for shard in _seal(one, plan):
+        tables = [RowsFile(storage.read(shard.key), "test").table(determined) for storage in (one, other)]
+        assert tables[0].equals(tables[1])
+
+
+def test_sealing_again_writes_nothing(plan: MemoryPlan) -> None:
+    storage = MemoryStorage()
+    _finished(storage)
+    first = _seal(storage, plan)
+    before = dict(storage.objects)
+
+    assert _seal(storage, plan) == first
+    assert all(storage.objects[key] is data for key, data in before.items())
+
+
+def test_sealing_goes_on_where_it_was_broken_off(plan: MemoryPlan) -> None:
+    storage = MemoryStorage()
+    _finished(storage)
+    whole = _seal(storage, plan)
+    complete = dict(storage.objects)
+    storage.delete(shard_key(10, 19))
+    storage.replace(shard_key(20, 24), storage.read(shard_key(20, 24))[:-30])
+    told: list[tuple[int, int]] = []
+
+    shards = seal(
+        storage, plan, PER_SHARD, session="s1", fingerprint="f" * 32, progress=lambda done, of: told.append((done, of))
+    )
+
+    assert shards == whole
+    assert storage.objects == complete
+    assert told == [(2, 3), (3, 3)]
+
+
+def test_a_higher_round_takes_its_place_in_a_sealed_shard(plan: MemoryPlan) -> None:
+    storage = MemoryStorage()
+    _finished(storage)
+    before = _seal(storage, plan)
+    opened(storage, "s2", PLAN_ROWS).publish(to_table([output_row(12, round_=1, text="better")]))
+
+    after = _seal(storage, plan)
+
+    assert [one == other for one, other in zip(before, after, strict=True)] == [True, False, True]
+    assert _rows(storage, shard_key(10, 19))[2].messages[-1].content == "better"
+
+
+def test_what_is_not_complete_is_not_sealed(plan: MemoryPlan) -> None:
+    storage = MemoryStorage()
+    published(storage, [[output_row(ordinal) for ordinal in range(20) if ordinal not in (3, 15)]], PLAN_ROWS)
+
+    with pytest.raises(UserError, match="row 15 is not done"):
+        _seal(storage, plan)
+    assert list(storage.list(SHARDS)) == []
+    assert [shard.key for shard in _seal(storage, plan, complete_only=True)] == [shard_key(0, 9)]
+
+
+def test_damage_stops_sealing(plan: MemoryPlan) -> None:
+    storage = MemoryStorage()
+    _finished(storage)
+    storage.replace(journal_key(2), storage.read(journal_key(2))[:-9])
+
+    with pytest.raises(JournalDamaged, match=r"00000002\.parquet"):
+        _seal(storage, plan)
+    assert list(storage.list(SHARDS)) == []
+
+
+def test_batches_bound_memory_and_change_nothing(plan: MemoryPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = MemoryStorage(), MemoryStorage()
+    for storage in (one, other):
+        _finished(storage)
+    whole = _seal(one, plan)
+    monkeypatch.setattr(shards_module, "BATCH_BYTES", 1)
+
+    assert _seal(other, plan) == whole
+    assert {key: data for key, data in one.objects.items() if key.startswith(SHARDS)} == {
+        key: data for key, data in other.objects.items() if key.startswith(SHARDS)
+    }
+
+
+def test_row_groups_are_bounded_in_bytes() -> None:
+    tables = [to_table(output_row(ordinal, text="x" * 1000) for ordinal in range(start, 40, 4)) for start in range(4)]
+    limit_bytes = 5 * tables[0].nbytes // len(tables[0])
+
+    groups = list(in_row_groups(tables, limit_bytes))
+
+    assert [ordinal for group in groups for ordinal in group["ordinal"].to_pylist()] == list(range(40))
+    assert [len(group) for group in groups] == [5] * 8
+    assert list(in_row_groups([], limit_bytes)) == []
+
+
+def test_shards_load_with_nothing_but_pyarrow(plan: MemoryPlan, tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path / "run")
+    _finished(storage)
+    _seal(storage, plan)
+
+    table = pq.read_table(tmp_path / "run" / "shards")
+
+    assert table["ordinal"].to_pylist() == list(range(PLAN_ROWS))
+    assert table.schema.remove_metadata().equals(SCHEMA)
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["journal", "shards"]
+
+
+def test_a_store_that_is_away_breaks_sealing_off_and_it_can_go_on(plan: MemoryPlan) -> None:
+    class Full(FaultyStorage):
+        def replace(self, key: str, data: bytes | Path) -> None:
+            raise StoreUnavailable(f"{key}: no room")
+
+    storage = MemoryStorage()
+    _finished(storage)
+
+    with pytest.raises(StoreUnavailable):
+        _seal(Full(storage), plan)
+    assert len(_seal(storage, plan)) == 3
+
+
+def test_a_plan_of_no_rows_has_no_shards() -> None:
+    storage = MemoryStorage()
+    published(storage, [], 0)
+
+    assert _seal(storage, MemoryPlan(0)) == []
