@@ -218,6 +218,8 @@ class _Unsuitable:
         return getattr(self._storage, name)
 
     def create(self, key: str, data: bytes) -> bool:
+        if self._wrong == "never creates":
+            return False
         if self._wrong == "overwrites":
             self._storage.replace(key, data)
             return True
@@ -239,7 +241,7 @@ class _Unsuitable:
             self._storage.delete(key)
 
 
-@pytest.mark.parametrize("wrong", ["overwrites", "overwrites but tells", "alters", "hides", "keeps"])
+@pytest.mark.parametrize("wrong", ["never creates", "overwrites", "overwrites but tells", "alters", "hides", "keeps"])
 def test_probe_refuses_an_unsuitable_store(storage: Storage, wrong: str) -> None:
     unsuitable: object = _Unsuitable(storage, wrong)
 

@@ -230,6 +230,15 @@ def test_this_machine_is_the_same_twice_and_knows_its_processes(dead_pid: int) -
     assert not process_exists(dead_pid)
 
 
+def test_a_process_of_another_user_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int, signal: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", refuse)
+
+    assert process_exists(1)
+
+
 def test_a_journal_can_be_claimed_by_who_found_it_dead(storage: MemoryStorage) -> None:
     opened(storage, "s1").publish(table_of(1))
     assert _watch(storage, Clock()) is Liveness.DEAD

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from regen.errors import Fenced, JournalDamaged, StoreRefused, StoreUnavailable
@@ -293,6 +295,16 @@ def test_a_restarted_coordinator_fences_its_predecessor(storage: FaultyStorage) 
     assert restarted.publish(table_of(1)).rows == 1
 
 
+def test_two_incarnations_never_take_one_files_bytes_for_their_own(storage: FaultyStorage) -> None:
+    twins = [Journal(storage, "s1", PLAN_ROWS) for _ in range(2)]
+    for twin in twins:
+        twin.replay(())
+    twins[0].resume_own(claim_of("s1"))
+
+    with pytest.raises(Fenced):
+        twins[1].resume_own(claim_of("s1"))
+
+
 def test_a_late_write_of_the_predecessor_is_taken_in(storage: FaultyStorage) -> None:
     predecessor = opened(storage)
     restarted = Journal(storage, "s1", PLAN_ROWS)
@@ -423,6 +435,43 @@ def test_other_rows_than_the_footer_was_written_for_stop_a_replay(storage: Fault
 
         with pytest.raises(JournalDamaged, match=r"00000001\.parquet"):
             _replayed(storage)
+
+
+def test_a_footer_that_counts_other_rows_is_not_read(storage: FaultyStorage) -> None:
+    journal = published(storage, [[output_row(1), output_row(2)]])
+    rewrite(storage, 1, table_of(1), footer_of(storage, 1))
+
+    with pytest.raises(JournalDamaged, match="holds 1 rows and its footer says 2"):
+        journal.read_footer(1)
+    with pytest.raises(JournalDamaged, match="holds 1 rows and its footer says 2"):
+        journal.read_table(1)
+
+
+def test_a_footer_with_other_ends_stops_a_replay(storage: FaultyStorage) -> None:
+    published(storage, [[output_row(1), output_row(2)]])
+    rewrite(storage, 1, table_of(1, 2), replace(footer_of(storage, 1), last=3))
+
+    with pytest.raises(JournalDamaged, match="from 1 to 2, not from 1 to 3"):
+        _replayed(storage)
+
+
+def test_an_altered_number_in_a_footer_stops_a_replay(storage: FaultyStorage) -> None:
+    published(storage, [[output_row(1), output_row(2)]])
+    data = storage.read(journal_key(1))
+    storage.replace(journal_key(1), data.replace(b'"output_tokens":10', b'"output_tokens":11'))
+
+    with pytest.raises(JournalDamaged, match=r"00000001\.parquet: the digest of its footer entry"):
+        _replayed(storage)
+
+
+def test_a_file_with_other_columns_stops_a_replay(storage: FaultyStorage) -> None:
+    published(storage, [[output_row(1)]])
+    sink = pa.BufferOutputStream()
+    pq.write_table(table_of(1).drop_columns(["detail"]), sink)
+    storage.replace(journal_key(1), sink.getvalue().to_pybytes())
+
+    with pytest.raises(JournalDamaged, match=r"00000001\.parquet: its columns"):
+        _replayed(storage)
 
 
 def test_the_journal_of_another_plan_stops_a_replay(storage: FaultyStorage) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import pyarrow.parquet as pq
 import pytest
@@ -14,7 +15,7 @@ from regen.protocols import Storage
 from regen.records import OutputRow, Role, Stage, Status
 from regen.rows import SCHEMA, from_table, to_table
 from regen.store import shards as shards_module
-from regen.store.layout import SHARDS, journal_key, shard_key
+from regen.store.layout import JOURNAL, SHARDS, journal_key, shard_key
 from regen.store.parquet import RowsFile
 from regen.store.shards import Shard, in_row_groups, refused_row, seal
 from regen.store.storage import LocalStorage
@@ -168,14 +169,51 @@ def test_damage_stops_sealing(plan: MemoryPlan) -> None:
     assert list(storage.list(SHARDS)) == []
 
 
+@pytest.mark.parametrize("number", [2, 6])
+def test_an_altered_journal_file_is_never_sealed_as_something_else(plan: MemoryPlan, number: int) -> None:
+    storage = MemoryStorage()
+    _finished(storage)
+    whole = _seal(storage, plan)
+    sealed = {shard.key: storage.objects.pop(shard.key) for shard in whole}
+    data = storage.read(journal_key(number))
+    for position in range(0, len(data), len(data) // 60):
+        storage.replace(journal_key(number), data[:position] + bytes([data[position] ^ 4]) + data[position + 1 :])
+        try:
+            _seal(storage, plan)
+        except JournalDamaged as error:
+            assert journal_key(number) in str(error)  # noqa: PT017 - refusing is right, and so is the right content
+        for key in sealed:
+            if (found := storage.objects.pop(key, None)) is not None:
+                assert found == sealed[key], position
+
+
+class _Noting(FaultyStorage):
+    """Notes in which order journal files are read and shards written."""
+
+    def __init__(self, storage: Storage) -> None:
+        super().__init__(storage)
+        self.events: list[str] = []
+
+    def open(self, key: str) -> BinaryIO:
+        self.events.append("read" if key.startswith(JOURNAL) else "look")
+        return super().open(key)
+
+    def replace(self, key: str, data: bytes | Path) -> None:
+        self.events.append("write")
+        super().replace(key, data)
+
+
 def test_batches_bound_memory_and_change_nothing(plan: MemoryPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = MemoryStorage(), MemoryStorage()
     for storage in (one, other):
         _finished(storage)
-    whole = _seal(one, plan)
+    at_once, in_turn = _Noting(one), _Noting(other)
+    whole = _seal(at_once, plan)
     monkeypatch.setattr(shards_module, "BATCH_BYTES", 1)
 
-    assert _seal(other, plan) == whole
+    assert _seal(in_turn, plan) == whole
+    assert "read" not in at_once.events[at_once.events.index("write") :]
+    assert in_turn.events[in_turn.events.index("write") :].count("read") > 1
     assert {key: data for key, data in one.objects.items() if key.startswith(SHARDS)} == {
         key: data for key, data in other.objects.items() if key.startswith(SHARDS)
     }

@@ -1,0 +1,167 @@
+"""The command line without engines: what it prints, what it ends with, what it does not load."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from regen.run.local import LocalCluster
+from regen.run.session import seal_run
+from regen.spec import dump_spec, load_spec
+from tests.processes import environment, regen
+from tests.runs import begin_run, conversations, drive, make_spec, write_jsonl
+
+
+def finished_run(folder: Path) -> Path:
+    """A sealed run in `folder`/run, made without Ray."""
+    import asyncio
+
+    begun = begin_run(make_spec(folder, rows=[*conversations(20), {"messages": []}]))
+    asyncio.run(drive(LocalCluster(), begun))
+    seal_run(begun.storage, begun.worker_setup.run)
+    return folder / "run"
+
+
+def written(folder: Path, **sections: object) -> str:
+    (folder / "spec.yaml").write_text(dump_spec(make_spec(folder, **sections)), encoding="utf-8")  # type: ignore[arg-type]
+    return "spec.yaml"
+
+
+def test_help_and_version_load_neither_ray_nor_vllm_nor_arrow() -> None:
+    code = (
+        "import sys\n"
+        "from regen.cli import app\n"
+        "app(['--help'], standalone_mode=False)\n"
+        "print(sorted({'ray', 'vllm', 'pyarrow', 'transformers', 'torch', 'datasets'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip().endswith("[]"), done.stdout + done.stderr
+
+
+def test_plan_status_and_verify_need_neither_ray_nor_an_engine(tmp_path: Path) -> None:
+    """As on a machine where neither is installed: any import of them fails."""
+    finished_run(tmp_path)
+    spec = written(tmp_path)
+    code = (
+        "import sys\n"
+        "sys.modules['ray'] = sys.modules['vllm'] = None\n"
+        "from regen.cli import app\n"
+        f"for words in (['plan', {spec!r}], ['status', 'run'], ['verify', 'run'], ['seal', 'run']):\n"
+        "    app(words, standalone_mode=False)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_init_writes_a_spec_that_parses_and_overwrites_nothing(tmp_path: Path) -> None:
+    assert regen("init", cwd=tmp_path).returncode == 0
+    assert load_spec(tmp_path / "regen.yaml").name == "my-run"
+    again = regen("init", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "exists" in again.stderr
+
+
+def test_a_bad_key_ends_with_2_and_its_path(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text("name: x\nouptut: y\n", encoding="utf-8")
+    done = regen("run", "spec.yaml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "spec.yaml: ouptut: unknown key" in done.stderr
+
+
+def test_plan_prints_every_source_and_is_deterministic(tmp_path: Path) -> None:
+    rows = [*conversations(9), {"messages": []}, {"prompt": 5}]
+    spec = written(tmp_path, rows=rows)
+    one, other = (json.loads(regen("plan", spec, "--json", cwd=tmp_path).stdout) for _ in range(2))
+    assert one["digest"] == other["digest"]
+    (source,) = one["sources"]
+    assert (source["rows"], source["accepted"]) == (11, 9)
+    assert sum(source["rejected"].values()) == 2
+    table = regen("plan", spec, cwd=tmp_path).stdout
+    assert "empty_conversation 1" in table
+    assert not (tmp_path / "run").exists()
+
+
+def test_status_and_verify_agree_on_a_finished_run(tmp_path: Path) -> None:
+    finished_run(tmp_path)
+    status = json.loads(regen("status", "run", "--json", cwd=tmp_path).stdout)
+    verified = regen("verify", "run", "--json", cwd=tmp_path)
+    found = json.loads(verified.stdout)
+    assert verified.returncode == 0
+    assert found["is_right"]
+    assert status["planned"] == status["done"] == found["planned"] == sum(found["outcomes"].values()) == 21
+    assert status["outcomes"] == found["outcomes"]
+    assert status["refused_reasons"] == {"empty_conversation": 1}
+
+
+@pytest.mark.parametrize("victim", ["journal/*.parquet", "shards/*.parquet", "plan/*/*.parquet"])
+def test_verify_names_a_damaged_file_and_ends_with_1(tmp_path: Path, victim: str) -> None:
+    path = sorted(finished_run(tmp_path).glob(victim))[0]
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 0x20
+    path.write_bytes(content)
+    done = regen("verify", "run", cwd=tmp_path)
+    assert done.returncode == 1
+    assert path.name in done.stdout
+
+
+def test_an_unfinished_run_does_not_verify_and_says_how_much_is_missing(tmp_path: Path) -> None:
+    begin_run(make_spec(tmp_path, rows=5))
+    done = regen("verify", "run", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "5 of 5 rows have no outcome yet" in done.stdout
+
+
+def test_a_folder_without_a_run_is_said_to_be_none(tmp_path: Path) -> None:
+    done = regen("status", "nothing", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "holds no run" in done.stderr
+
+
+def test_changed_sampling_is_refused_with_a_diff_and_changed_logistics_are_free(tmp_path: Path) -> None:
+    finished_run(tmp_path)
+    refused = regen("run", written(tmp_path, sampling={"temperature": 0.8}), cwd=tmp_path)
+    assert refused.returncode == 5
+    assert "sampling.temperature: was None, is 0.8" in refused.stderr
+    free = regen("run", written(tmp_path, engine={"replicas": 3}, checkpoint={"interval_seconds": 9}), cwd=tmp_path)
+    assert free.returncode == 10
+
+
+def test_changed_input_is_refused_with_a_diff_of_rows(tmp_path: Path) -> None:
+    finished_run(tmp_path)
+    write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "new"}, *conversations(20), {"messages": []}, {"prompt": 7}])
+    refused = regen("run", written(tmp_path), cwd=tmp_path)
+    assert refused.returncode == 5
+    assert "1 rows added" in refused.stderr
+    assert "1 rows now rejected" in refused.stderr
+    assert "removed" not in refused.stderr
+
+
+def test_the_founding_fault_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    draft = tmp_path / "draft"
+    draft.mkdir()
+    (draft / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLMEagle3"]}), encoding="utf-8")
+    speculation = {"method": "eagle", "draft": str(draft), "num_tokens": 3}
+    spec = written(tmp_path, speculation=speculation)
+    for command in ("preflight", "run"):
+        done = regen(command, spec, cwd=tmp_path)
+        assert done.returncode == 3
+        assert "'eagle'" in done.stderr
+        assert "LlamaForCausalLMEagle3" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_examples_of_the_repository_can_be_planned(repository: Path, smollm2: Path, tmp_path: Path) -> None:
+    raw = yaml.safe_load((repository / "examples" / "demo.yaml").read_text(encoding="utf-8"))
+    raw["target"]["model"] = str(smollm2)
+    (tmp_path / "demo.yaml").write_text(yaml.safe_dump(raw), encoding="utf-8")
+    done = regen("plan", str(tmp_path / "demo.yaml"), "--json", cwd=repository)
+    sources = json.loads(done.stdout)["sources"]
+    assert sum(source["accepted"] for source in sources) >= 48
+    assert sum(source["rows"] - source["accepted"] for source in sources) == 2

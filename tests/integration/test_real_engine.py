@@ -1,0 +1,96 @@
+"""The main job on real vLLM under real Ray: killed, continued, verified, loaded as a trainer loads it."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regen.run.session import standing
+from regen.spec import dump_spec, parse_spec
+from regen.store.storage import LocalStorage
+from tests.processes import REGEN, descendants, exists, kill, regen, started, titled, wait_until
+from tests.runs import conversations, shard_table, write_jsonl
+
+pytestmark = [pytest.mark.engine, pytest.mark.ray]
+
+
+def write_spec(folder: Path, model: Path, rows: int) -> str:
+    write_jsonl(folder / "rows.jsonl", conversations(rows))
+    raw: dict[str, Any] = {
+        "name": "real",
+        "output": "run",
+        "target": {"model": str(model)},
+        "engine": {
+            "kind": "vllm",
+            "slots": 8,
+            "max_model_len": 1024,
+            "args": {"enforce_eager": True, "kv_cache_memory_bytes": 2**28},
+        },
+        "speculation": {"method": "ngram", "num_tokens": 3, "args": {"prompt_lookup_max": 4, "prompt_lookup_min": 2}},
+        "sampling": {"max_tokens": 64, "temperature": 0.0},
+        "sources": [{"name": "rows", "path": "rows.jsonl"}],
+        "checkpoint": {"interval_seconds": 1, "rows_per_shard": 10},
+        "metrics": {"port": None},
+    }
+    spec = parse_spec(raw, origin="test")
+    (folder / "spec.yaml").write_text(dump_spec(spec), encoding="utf-8")
+    return "spec.yaml"
+
+
+def has_done(folder: Path, rows: int) -> bool:
+    return (folder / "plan.json").exists() and standing(LocalStorage(folder)).totals.done >= rows
+
+
+def test_killed_twice_and_continued_the_run_is_whole_and_reads_back(tmp_path: Path, smollm2: Path) -> None:
+    """First a replica's process, whose engine must go with it; then the driver. Two engine starts after the first."""
+    spec = write_spec(tmp_path, smollm2, rows=45)
+    with started([*REGEN, "run", spec], cwd=tmp_path) as process:
+        wait_until(partial(has_done, tmp_path / "run", 5), seconds=180)
+        (replica,) = titled(process.pid, "ray::ReplicaActor")
+        engine = descendants(replica)
+        assert engine, "vLLM's engine runs in processes of its own"
+        kill(replica)
+        wait_until(lambda: not any(exists(pid) for pid in engine), seconds=30)
+        wait_until(partial(has_done, tmp_path / "run", 20), seconds=180)
+        process.kill()
+    done = regen("resume", "run", cwd=tmp_path, timeout_seconds=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert regen("verify", "run", cwd=tmp_path).returncode == 0
+    check_rows(tmp_path / "run", smollm2)
+    check_trainer_view(tmp_path / "run")
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["accept_length"] > 1.0
+
+
+def check_rows(run: Path, model: Path) -> None:
+    from regen.data.template import load_template
+
+    template = load_template(model, False, {})
+    rows = shard_table(run).to_pylist()
+    assert [row["ordinal"] for row in rows] == list(range(45))
+    assert "OLD ANSWER" not in json.dumps(rows)
+    for row in rows:
+        assert row["generations"]
+        for generation in row["generations"]:
+            ids = tuple(generation["completion_token_ids"])
+            assert generation["text"] == template.decode(ids)
+            assert generation["finish_reason"] in {"stop", "length"}
+            assert len(ids) <= generation["cap"] == 64
+        for message in row["messages"]:
+            if message["role"] == "user":
+                assert message["content"] in template.decode(tuple(row["generations"][-1]["prompt_token_ids"]))
+        assert all(seen["drafts"] is not None for seen in row["observed"]["generations"])
+
+
+def check_trainer_view(run: Path) -> None:
+    import datasets
+
+    loaded = datasets.load_dataset(
+        "parquet", data_files=str(run / "shards" / "*.parquet"), cache_dir=str(run.parent / "cache"), split="train"
+    )
+    assert len(loaded) == 45
+    assert len(set(loaded["row_id"])) == 45

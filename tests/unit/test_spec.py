@@ -1,0 +1,163 @@
+"""The spec: what is accepted, what is refused and how it is said, what the fingerprint covers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from regen.errors import SpecError
+from regen.spec import (
+    dump_spec,
+    fingerprint,
+    load_spec,
+    not_acted_on,
+    output_shaping,
+    parse_size_bytes,
+    parse_spec,
+    with_absolute_paths,
+)
+from regen.spec_text import commented_spec
+
+
+def raw(**changes: Any) -> dict[str, Any]:
+    return {
+        "name": "x",
+        "output": "runs/x",
+        "target": {"model": "m"},
+        "engine": {"kind": "vllm", "slots": 4},
+        "sampling": {"max_tokens": 10},
+        "sources": [{"name": "a", "path": "a.jsonl"}],
+        **changes,
+    }
+
+
+def refusal(**changes: Any) -> str:
+    with pytest.raises(SpecError) as caught:
+        parse_spec(raw(**changes), origin="spec.yaml")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"target": {"model": "m", "nodel": "x"}}, "spec.yaml: target.nodel: unknown key"),
+        ({"sampling": {}}, "spec.yaml: sampling.max_tokens: is missing"),
+        ({"engine": {"kind": "vllm", "slots": "many"}}, "spec.yaml: engine.slots: "),
+        ({"engine": {"kind": "sglang"}}, "spec.yaml: engine: "),
+        ({"sources": [{"name": "a", "path": "x"}, {"name": "a", "path": "y"}]}, "the name 'a' is used twice"),
+        ({"speculation": {"method": "eagle3", "num_tokens": 3}}, "draft is missing: method 'eagle3' needs one"),
+        (
+            {"speculation": {"method": "ngram", "draft": "d", "num_tokens": 3}},
+            "draft 'd' conflicts with method 'ngram'",
+        ),
+        ({"speculation": {"method": "ngram"}}, "speculation.num_tokens: is missing"),
+        ({"sampling": {"max_tokens": 9999}}, "sampling.max_tokens (9999) leaves no room"),
+        ({"sampling": {"max_tokens": 9, "temperature": 0.001}}, "neither 0 (greedy) nor in 0.01..2"),
+        ({"sampling": {"max_tokens": 9, "temperature": [{"value": 1, "share": 0.4}]}}, "must add up to 1"),
+        ({"checkpoint": {"max_bytes": "2GiB"}}, "checkpoint.max_bytes is larger than"),
+        ({"checkpoint": {"max_bytes": "much"}}, "checkpoint.max_bytes: "),
+    ],
+)
+def test_a_bad_key_is_named_by_its_path(changes: dict[str, Any], said: str) -> None:
+    assert said in refusal(**changes)
+
+
+def test_every_bad_key_is_named_at_once() -> None:
+    said = refusal(target={"model": "m", "one": 1}, sampling={"max_tokens": 1, "two": 2})
+    assert "target.one: unknown key" in said
+    assert "sampling.two: unknown key" in said
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"- a\n- b\n", "a spec is a mapping"), (b"a: [", "is not YAML"), (b"\xff\xfe", "is not UTF-8 text")],
+)
+def test_a_file_that_is_no_spec_is_said_to_be_none(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_bytes(content)
+    with pytest.raises(SpecError, match=said):
+        load_spec(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="nowhere.yaml: cannot be read"):
+        load_spec(tmp_path / "nowhere.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("64MiB", 2**26), ("1.5 GiB", 3 * 2**29), ("10kB", 10_000), ("7", 7), (8, 8)]
+)
+def test_sizes(text: object, size: int) -> None:
+    assert parse_size_bytes(text) == size
+
+
+def test_the_commented_spec_is_a_spec_and_names_every_key() -> None:
+    text = commented_spec()
+    parsed = parse_spec(yaml.safe_load(text), origin="init")
+    for section in ("target", "engine", "speculation", "sampling", "rows", "checkpoint", "limits", "metrics"):
+        model = getattr(parsed, section)
+        for name, field in type(model).model_fields.items():
+            assert f"{name}:" in text, f"{section}.{name}"
+            assert field.description, f"{section}.{name} has no explanation"
+
+
+def test_a_spec_survives_its_own_yaml() -> None:
+    spec = parse_spec(raw(speculation={"method": "ngram", "num_tokens": 2}), origin="x")
+    assert parse_spec(yaml.safe_load(dump_spec(spec)), origin="y") == spec
+
+
+def test_relative_paths_become_absolute_and_hub_names_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").touch()
+    sources = [{"name": "a", "path": "a.jsonl"}, {"name": "b", "path": "d/*.csv"}, {"name": "c", "path": "org/set"}]
+    spec = with_absolute_paths(parse_spec(raw(target={"model": "org/model"}, sources=sources), origin="x"))
+    assert spec.output == str(tmp_path / "runs/x")
+    assert spec.target.model == "org/model"
+    assert [source.path for source in spec.sources] == [str(tmp_path / "a.jsonl"), str(tmp_path / "d/*.csv"), "org/set"]
+
+
+def shaped(**changes: Any) -> str:
+    return fingerprint(output_shaping(parse_spec(raw(**changes), origin="x")))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sampling": {"max_tokens": 11}},
+        {"sampling": {"max_tokens": 10, "seed": 1}},
+        {"sampling": {"max_tokens": 10, "temperature": 0.5}},
+        {"target": {"model": "m", "template_kwargs": {"thinking": True}}},
+        {"engine": {"kind": "vllm", "slots": 4, "max_model_len": 100}},
+        {"engine": {"kind": "vllm", "slots": 4, "args": {"dtype": "float16"}}},
+        {"sources": [{"name": "a", "path": "a.jsonl", "limit": 3}]},
+        {"rows": {"dedupe": True}},
+        {"checkpoint": {"rows_per_shard": 3}},
+    ],
+)
+def test_what_shapes_outputs_is_in_the_fingerprint(changes: dict[str, Any]) -> None:
+    assert shaped(**changes) != shaped()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"speculation": {"method": "ngram", "num_tokens": 2}},
+        {"engine": {"kind": "vllm", "slots": 9, "replicas": 3, "stall_timeout_seconds": 5}},
+        {"checkpoint": {"interval_seconds": 3}},
+        {"limits": {"hours": 3}},
+        {"metrics": {"port": 1}},
+        {"output": "elsewhere"},
+        {"name": "y"},
+    ],
+)
+def test_what_does_not_shape_outputs_is_not(changes: dict[str, Any]) -> None:
+    assert shaped(**changes) == shaped()
+
+
+def test_settings_that_are_kept_and_not_acted_on_are_named() -> None:
+    speculation = {"method": "ngram", "num_tokens": 2, "gate": "warn"}
+    assert not_acted_on(parse_spec(raw(speculation=speculation), origin="x")) == ["speculation.gate"]
+    assert not_acted_on(parse_spec(raw(), origin="x")) == []
