@@ -246,7 +246,7 @@ def _drive(begun: Begun, address: str | None, verbose: bool, console: Console) -
     try:
         with ProgressLine(console) as line:
             work = session.conduct(
-                cluster.RayCluster(), begun.worker_setup, line, line.say, drain_seconds=cluster.drain_seconds()
+                cluster.RayCluster(line.say), begun.worker_setup, line, line.say, drain_seconds=cluster.drain_seconds()
             )
             last = asyncio.run(work)
     except RegenError:

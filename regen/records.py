@@ -60,7 +60,7 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. In a planned conversation an assistant message with `content=None` is a *slot*: the target speaks."""
+    """One message. In a planned conversation an assistant message without content is a *slot*: the target speaks."""
 
     role: Role
     content: str | None

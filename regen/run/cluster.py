@@ -8,9 +8,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shlex
 import tempfile
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ from ray.exceptions import RayActorError, RayError
 from ray.job_submission import JobSubmissionClient
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from regen.errors import EngineDied, EngineStartFailed, RegenError, UserError
+from regen.errors import EngineDied, RegenError, UserError
 from regen.records import CoordinatorStatus, ExchangeReply, ExchangeRequest, WorkerId
 from regen.run.coordinator import Coordinator
 from regen.run.replica import build_worker
@@ -32,11 +35,17 @@ JOB_STOP_SECONDS = 60
 # The driver drains for less than that: the rest is for publishing and leaving.
 DRAIN_SECONDS = 45.0
 DRAIN_SECONDS_VARIABLE = "REGEN_DRAIN_SECONDS"
+# A replica that has no node by then is spoken of.
+PLACEMENT_SECONDS = 30.0
 _CONCURRENT_CALLS = 2000
 
 
 class RayCluster:
     """`driver.Cluster` over Ray actors, on the cluster of this process (see `connect`)."""
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._log = log
+        self._coordinator: RayCoordinator | None = None
 
     async def start_coordinator(self, setup: RunSetup) -> RayCoordinator:
         here = ray.get_runtime_context().get_node_id()
@@ -47,37 +56,44 @@ class RayCluster:
         return self._coordinator
 
     async def start_worker(self, setup: WorkerSetup) -> RayWorker:
+        assert self._coordinator is not None, "the coordinator comes first"
         options = worker_options(setup.run.spec.engine)
-        return RayWorker(ReplicaActor.options(**options).remote(setup, self._coordinator.actor))  # type: ignore[attr-defined]
+        actor = ReplicaActor.options(**options).remote(setup, self._coordinator.actor)  # type: ignore[attr-defined]
+        return RayWorker(actor, setup.worker.slot, options, self._log)
 
     async def close(self) -> None:
-        ray.kill(self._coordinator.actor)
+        if self._coordinator is not None:
+            ray.kill(self._coordinator.actor)
 
 
 @dataclass(frozen=True, slots=True)
 class RayCoordinator:
-    """`driver.CoordinatorHandle`."""
+    """`driver.CoordinatorHandle`. Ray repeats calls while it restarts the actor; an error here is for good."""
 
     actor: Any
 
     async def status(self) -> CoordinatorStatus:
-        status: CoordinatorStatus = await self.actor.status.remote()
+        status: CoordinatorStatus = await _answered(self.actor.status.remote())
         return status
 
     async def drain(self, seconds: float) -> None:
-        await self.actor.drain.remote(seconds)
+        await _answered(self.actor.drain.remote(seconds))
 
     async def worker_gone(self, worker: WorkerId) -> None:
-        await self.actor.worker_gone.remote(worker)
+        await _answered(self.actor.worker_gone.remote(worker))
 
 
 @dataclass(frozen=True, slots=True)
 class RayWorker:
-    """`driver.WorkerHandle`."""
+    """`driver.WorkerHandle`. `wants` are the resources that Ray must find a node for."""
 
     actor: Any
+    slot: int
+    wants: dict[str, Any]
+    log: Callable[[str], None]
 
     async def run(self) -> None:
+        waiting = asyncio.ensure_future(self._say_if_not_placed())
         try:
             await self.actor.run.remote()
         except RegenError:
@@ -85,10 +101,34 @@ class RayWorker:
         except RayActorError as error:
             raise EngineDied(f"the replica's process is gone: {_first_line(error)}") from error
         except RayError as error:
-            raise EngineStartFailed(f"{type(error).__name__}: {_first_line(error)}") from error
+            raise EngineDied(f"the replica failed: {type(error).__name__}: {_last_line(error)}") from error
+        finally:
+            waiting.cancel()
 
     async def kill(self) -> None:
         ray.kill(self.actor)
+
+    async def _say_if_not_placed(self) -> None:
+        """A replica that no node has room for stays pending without a word from Ray."""
+        done, _ = await asyncio.wait((asyncio.ensure_future(self._is_placed()),), timeout=PLACEMENT_SECONDS)
+        if not done:
+            self.log(
+                f"replica {self.slot} still waits for a node with {self.wants} free; the cluster has"
+                f" {ray.cluster_resources()} in all. `ray status` shows what is taken."
+            )
+
+    async def _is_placed(self) -> None:
+        with suppress(RayError):
+            await self.actor.is_placed.remote()
+
+
+async def _answered(answer: Any) -> Any:
+    try:
+        return await answer
+    except RayError as error:
+        raise RegenError(
+            f"the coordinator does not answer any more: {type(error).__name__}: {_last_line(error)}"
+        ) from error
 
 
 def worker_options(engine: EngineSpec) -> dict[str, Any]:
@@ -100,8 +140,8 @@ def worker_options(engine: EngineSpec) -> dict[str, Any]:
 def connect(address: str | None, verbose: bool) -> None:
     """Join the Ray cluster at `address`, else the one of RAY_ADDRESS (a Ray job has it set), else start a local one.
 
-    Without either it never looks for a running cluster: Ray would follow the note that some `ray start` has left on this
-    machine, dead or alive, and wait for minutes. `address="auto"` asks for just that.
+    Without either it never looks for a running cluster: Ray would follow the note that some `ray start` has left on
+    this machine, dead or alive, and wait for minutes. `address="auto"` asks for just that.
     Raises UserError when nothing answers.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -155,6 +195,10 @@ def job_environment() -> dict[str, str]:
     return {"RAY_JOB_STOP_WAIT_TIME_S": str(JOB_STOP_SECONDS), DRAIN_SECONDS_VARIABLE: str(DRAIN_SECONDS)}
 
 
+def _last_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
+
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
@@ -182,6 +226,9 @@ class ReplicaActor:
     def __init__(self, setup: WorkerSetup, coordinator: Any) -> None:
         self._setup = setup
         self._coordinator = coordinator
+
+    async def is_placed(self) -> None:
+        """Answers as soon as Ray has found a node for this actor and its process has come up."""
 
     async def run(self) -> None:
         await build_worker(self._setup, self._exchange).run()

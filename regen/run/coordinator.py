@@ -255,7 +255,7 @@ class Coordinator:
         self._last_commit_at = time.monotonic()
 
     async def _patiently(self, call: Callable[[], T]) -> T:
-        """The same call until the store is back, or until a drain is over. Generation goes on meanwhile, up to the cap."""
+        """The same call until the store is back or a drain is over. Generation goes on meanwhile, up to the cap."""
         wait_seconds = RETRY_FIRST_SECONDS
         while True:
             try:
