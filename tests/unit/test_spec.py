@@ -83,7 +83,7 @@ def test_a_file_that_is_no_spec_is_said_to_be_none(tmp_path: Path, content: byte
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="nowhere.yaml: cannot be read"):
+    with pytest.raises(SpecError, match=r"nowhere\.yaml: cannot be read"):
         load_spec(tmp_path / "nowhere.yaml")
 
 
