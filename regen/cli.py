@@ -35,6 +35,7 @@ app = typer.Typer(
 )
 
 WATCH_SECONDS = 5.0
+SILENT_LOOKS = 6
 
 Spec = Annotated[Path, typer.Argument(metavar="SPEC", help="The spec file (regen init writes a commented one).")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="The run folder.")]
@@ -53,9 +54,6 @@ def main() -> None:
     except RegenError as error:
         print(f"regen: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("regen: stopped; what was committed is kept", file=sys.stderr)
-        sys.exit(130)
 
 
 @app.callback(invoke_without_command=True)
@@ -157,14 +155,21 @@ def status(
     from regen.store.storage import open_storage
 
     storage = open_storage(run)
+    last_beat, looks_without_beat = None, 0
     while True:
         seen = look(storage)
         if as_json:
             print(json.dumps(seen.to_json()), flush=True)
         else:
             _print_look(seen)
-        if not watch or not seen.is_running:
+        if not watch or seen.has_ended:
             return
+        beat = seen.holder.beat_at if seen.holder else None
+        looks_without_beat = looks_without_beat + 1 if beat == last_beat else 0
+        if beat is not None and looks_without_beat >= SILENT_LOOKS:
+            _say(f"no heartbeat for {looks_without_beat * WATCH_SECONDS:g} s; to go on: regen resume {run}")
+            return
+        last_beat = beat
         time.sleep(WATCH_SECONDS)
 
 
@@ -276,10 +281,10 @@ def _print_look(seen: Look) -> None:
     facts.append(("planned", "not yet" if seen.planned is None else f"{seen.planned:,} rows"))
     if (holder := seen.holder) is not None:
         facts.append(("last session", f"{holder.state.value}: {holder.session} on {holder.host}"))
-        facts.append(("its heartbeat", holder.beat_at))
+        facts.append(("its last heartbeat", f"{holder.beat_at} by its own clock"))
     facts.append(("journal files", f"{seen.commits:,}"))
-    if seen.refused_reasons:
-        facts.append(("rejected", ", ".join(f"{name} {count:,}" for name, count in seen.refused_reasons.items())))
+    for status, reasons in seen.reasons.items():
+        facts.append((status, ", ".join(f"{reason} {count:,}" for reason, count in reasons.items())))
     console.print(facts_table("Run", facts))
     if seen.planned is not None:
         console.print(totals_table(seen.planned, seen.totals))

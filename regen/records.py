@@ -381,9 +381,13 @@ class ExchangeReply:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What the store says is done: recomputed by replay, so that no number falls or counts twice."""
+    """What the store says is done: recomputed by replay, so that no number falls or counts twice.
+
+    `outcomes` by source and status, `reasons` of rows that are not ok, by status and reason.
+    """
 
     outcomes: Mapping[tuple[str, Status], int] = field(default_factory=dict)
+    reasons: Mapping[tuple[Status, str], int] = field(default_factory=dict)
     prompt_tokens: int = 0
     output_tokens: int = 0
     generations: int = 0
@@ -405,7 +409,8 @@ class Totals:
 class CoordinatorStatus:
     """What the driver and the progress line read. `error` is set when `phase` is `failed`.
 
-    `incarnation` differs after every restart of the coordinator; `commits` counts journal files and never falls.
+    `incarnation` differs after every restart of the coordinator; `commits` counts journal files and never falls;
+    `hung` are slots whose process says nothing any more; `store_error` is set while the store is away.
     """
 
     incarnation: str
@@ -419,5 +424,7 @@ class CoordinatorStatus:
     session_output_tokens: int
     session_rows: int
     session_seconds: float
+    hung: tuple[int, ...] = ()
     metrics_url: str | None = None
+    store_error: str | None = None
     error: RegenError | None = None

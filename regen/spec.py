@@ -61,7 +61,9 @@ class _EngineCommon(_Strict):
     stall_timeout_seconds: float = Field(
         600, gt=0, description="Work assigned and no new token for so long: the row is given up, then the replica."
     )
-    restarts: int = Field(3, ge=0, description="How often each replica may be replaced before the run ends.")
+    restarts: int = Field(
+        3, ge=0, description="How often each replica may be replaced. The last one's loss ends the run."
+    )
 
 
 class VllmEngineSpec(_EngineCommon):
@@ -84,6 +86,9 @@ class VllmEngineSpec(_EngineCommon):
             "max_model_len": "engine.max_model_len",
             "max_num_seqs": "engine.slots",
             "speculative_config": "speculation",
+            "tokenizer_revision": "target.revision",
+            "per_request_spec_decode_metrics": "speculation",
+            "hf_token": "the environment variable HF_TOKEN (a spec is stored as it is)",
         }
         for name in sorted(owners.keys() & self.args.keys()):
             raise ValueError(f"args.{name} conflicts with {owners[name]}: set it there only")
@@ -119,6 +124,12 @@ class FakeEngineSpec(_EngineCommon):
     vocabulary: tuple[int, int] = Field((97, 122), description="Answers use ids from this range, both ends included.")
     end_token_id: int = Field(1, ge=0, description="Closes each answer that is not cut.")
     faults: list[FakeFault] = Field(default_factory=list, description="Scripted faults.")
+
+    @model_validator(mode="after")
+    def _checked(self) -> FakeEngineSpec:
+        if self.vocabulary[0] > self.vocabulary[1]:
+            raise ValueError(f"vocabulary: {self.vocabulary} ends before it begins")
+        return self
 
 
 EngineSpec = Annotated[VllmEngineSpec | FakeEngineSpec, Field(discriminator="kind")]
@@ -193,12 +204,15 @@ class SamplingSpec(_Strict):
 
     @model_validator(mode="after")
     def _checked(self) -> SamplingSpec:
-        mix = self.temperature
-        if isinstance(mix, list):
-            if not mix or abs(sum(part.share for part in mix) - 1) > 1e-6:
-                raise ValueError("temperature: the shares of a mix must add up to 1")
-        elif mix is not None and not (mix == 0 or 0.01 <= mix <= 2):
-            raise ValueError(f"temperature: {mix} is neither 0 (greedy) nor in 0.01..2; vLLM would change it silently")
+        given = self.temperature
+        if isinstance(given, list) and (not given or abs(sum(part.share for part in given) - 1) > 1e-6):
+            raise ValueError("temperature: the shares of a mix must add up to 1")
+        values = [part.value for part in given] if isinstance(given, list) else [given or 0.0]
+        for value in values:
+            if not (value == 0 or 0.01 <= value <= 2):
+                raise ValueError(
+                    f"temperature: {value} is neither 0 (greedy) nor in 0.01..2; vLLM would change it silently"
+                )
         return self
 
 
@@ -219,7 +233,9 @@ class SourceSpec(_Strict):
     limit: int | None = Field(None, ge=1, description="Take so many source rows (counted before rows are rejected).")
     shuffle_seed: int | None = Field(None, description="Take rows in an order drawn from this seed and their content.")
     system_prompt: str | None = Field(None, description="Put before conversations that have no system message.")
-    mode: Literal["regenerate"] = Field("regenerate", description="Only regenerate in this version.")
+    mode: Literal["regenerate"] = Field(
+        "regenerate", description="regenerate: the target answers anew. (native, passing through, is not there yet.)"
+    )
 
 
 class RowsSpec(_Strict):
@@ -288,6 +304,19 @@ class RunSpec(_Strict):
         return self
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML where a key that stands twice is an error: the standard loader takes the last one without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} stands twice in one mapping", node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
 def load_spec(path: Path) -> RunSpec:
     """Read and check a spec file. Relative paths in it are relative to the current directory, as in a shell.
 
@@ -300,7 +329,7 @@ def load_spec(path: Path) -> RunSpec:
     except UnicodeDecodeError as error:
         raise SpecError(f"{path}: is not UTF-8 text (byte {error.start})") from error
     try:
-        raw = yaml.safe_load(text)
+        raw = yaml.load(text, Loader=_UniqueKeys)
     except yaml.YAMLError as error:
         raise SpecError(f"{path}: is not YAML: {error}") from error
     if not isinstance(raw, dict):
@@ -349,16 +378,10 @@ def with_absolute_paths(spec: RunSpec) -> RunSpec:
 
 
 def not_acted_on(spec: RunSpec) -> list[str]:
-    """Settings that were given, are kept, and change nothing in this version; each is named at every start."""
-    found = []
-    if spec.speculation is not None:
-        given = spec.speculation.model_fields_set
-        found += [
-            f"speculation.{name}"
-            for name in ("layer_convention", "expected", "gate", "guard", "calibrate")
-            if name in given
-        ]
-    return found
+    """Settings that are kept with the run and change nothing in this version, given or not; named at every start."""
+    if spec.speculation is None:
+        return []
+    return [f"speculation.{name}" for name in ("layer_convention", "expected", "gate", "guard", "calibrate")]
 
 
 def output_shaping(spec: RunSpec) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from regen.data.plan_rows import from_values
 from regen.data.plan_summary import PLAN_KEY, PlanPart, PlanSummary
-from regen.errors import JournalDamaged
+from regen.errors import JournalDamaged, StoreUnavailable
 from regen.protocols import Storage
 from regen.records import PlannedRow
 
@@ -183,7 +183,11 @@ class _PartFile:
                 yield file
         except KeyError:
             raise JournalDamaged(f"{self.part.key} is missing, and {PLAN_KEY} names it") from None
-        except (pa.ArrowException, ValueError, OSError) as error:
+        except OSError as error:
+            if error.errno is not None:  # said by the system, not by the reader of the bytes
+                raise StoreUnavailable(f"{self.part.key} cannot be read: {error.strerror}") from error
+            raise JournalDamaged(f"{self.part.key} cannot be read: {error}") from error
+        except (pa.ArrowException, ValueError) as error:
             raise JournalDamaged(f"{self.part.key} cannot be read: {error}") from error
 
 

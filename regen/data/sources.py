@@ -51,6 +51,11 @@ def is_files(spec: SourceSpec) -> bool:
 
 def source_paths(spec: SourceSpec) -> list[Path]:
     """The files of a source of files, sorted. Raises SourceError: none found, unknown ending, or not readable."""
+    for name in ("config", "split", "revision"):
+        if getattr(spec, name) is not None:
+            raise SourceError(
+                f"source {spec.name!r}: {name} means nothing for files; take it out, or set kind: dataset"
+            )
     path = os.path.expanduser(spec.path)
     if os.path.isfile(path):
         found = [path]

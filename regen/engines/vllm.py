@@ -11,7 +11,6 @@ Built on vLLM 0.32: its stat logger interface is not stable, see `_Totals`.
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -94,8 +93,8 @@ class VllmEngine:
         llm, self._llm = self._llm, None
         if llm is not None:
             await asyncio.to_thread(llm.shutdown)
-            del llm
-            gc.collect()  # AsyncLLM is in reference cycles; left to the interpreter's exit, its __del__ fails aloud
+            # AsyncLLM's __del__ shuts down once more, and at the interpreter's exit it fails at that, aloud.
+            llm.shutdown = _nothing
 
     def _load(self) -> Any:
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -216,6 +215,9 @@ class _Totals:
                 tuple(step.num_accepted_tokens_per_pos),
             )
             self.counters = replace(self.counters, acceptance=(self.counters.acceptance or Acceptance()) + seen)
+
+
+def _nothing(timeout: float | None = None) -> None: ...
 
 
 def _sampling_params(request: GenerationRequest) -> Any:

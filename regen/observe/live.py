@@ -29,6 +29,7 @@ class ProgressLine(AbstractContextManager["ProgressLine"]):
         self._printed_at = float("-inf")
         self._phase: Phase | None = None
         self._metrics_url: str | None = None
+        self._incarnation = ""
 
     def __enter__(self) -> ProgressLine:
         if self._live is not None:
@@ -43,7 +44,10 @@ class ProgressLine(AbstractContextManager["ProgressLine"]):
 
     def __call__(self, status: CoordinatorStatus) -> None:
         now = time.monotonic()
-        self._pace.add(Sample(now, _tokens_made(status), status.session_rows))
+        if status.incarnation != self._incarnation:
+            self._incarnation, self._pace = status.incarnation, Pace()  # its counts begin anew
+        if status.phase in (Phase.RUNNING, Phase.DRAINING):
+            self._pace.add(Sample(now, _tokens_made(status), status.session_rows))
         line = self._line(status)
         if status.metrics_url is not None and self._metrics_url is None:
             self._metrics_url = status.metrics_url
@@ -72,7 +76,9 @@ class ProgressLine(AbstractContextManager["ProgressLine"]):
             parts.append(f"{progress.tokens_per_second:,.0f} tok/s")
         if (accept_length := accept_length_now(status)) is not None:
             parts.append(f"accept length {accept_length:.2f}")
-        if progress.rough_seconds_left is not None and status.phase is Phase.RUNNING:
+        if status.store_error is not None:
+            parts.append(f"waiting for the store: {status.store_error}")
+        elif progress.rough_seconds_left is not None and status.phase is Phase.RUNNING:
             parts.append(f"roughly {duration(progress.rough_seconds_left)} left")
         return " | ".join(parts)
 

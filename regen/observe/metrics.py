@@ -19,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from regen.errors import UserError
-from regen.records import CoordinatorStatus, Phase, Status
+from regen.records import CoordinatorStatus, Phase, ReplicaState, Status
 
 LABEL_LENGTH = 100
 
@@ -154,7 +154,7 @@ SERIES: tuple[Series, ...] = (
     Series(
         "regen_last_commit_age_seconds",
         Kind.GAUGE,
-        "Seconds since this session last published a file.",
+        "Seconds since this session last published rows.",
         (),
         _one(lambda snapshot: snapshot.last_commit_age_seconds),
     ),
@@ -164,6 +164,20 @@ SERIES: tuple[Series, ...] = (
         "1 for the phase that the run is in, 0 for the others.",
         ("phase",),
         lambda snapshot: [((phase.value,), float(phase is snapshot.status.phase)) for phase in Phase],
+    ),
+    Series(
+        "regen_store_unavailable",
+        Kind.GAUGE,
+        "1 while the store does not take or give what it is asked for.",
+        (),
+        _one(lambda snapshot: float(snapshot.status.store_error is not None)),
+    ),
+    Series(
+        "regen_replica_up",
+        Kind.GAUGE,
+        "1 while this replica's engine runs, 0 while it starts or is gone.",
+        ("replica",),
+        _by_replica(lambda stats: float(stats.state in (ReplicaState.RUNNING, ReplicaState.DRAINING))),
     ),
     Series(
         "regen_replica_running_rows",
@@ -213,8 +227,12 @@ class Endpoint:
 
     def check(self) -> None:
         """Scrape ourselves once: every series of the table must be there before the first row."""
-        with urllib.request.urlopen(self.url, timeout=10) as answer:
-            text = answer.read().decode("utf-8")
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with direct.open(self.url, timeout=10) as answer:
+                text = answer.read().decode("utf-8")
+        except OSError as error:
+            raise UserError(f"metrics: {self.url} does not answer to a scrape of our own: {error}") from error
         missing = [series.name for series in SERIES if f"# HELP {series.name}" not in text]
         if missing:
             raise UserError(f"metrics: {self.url} does not show {', '.join(missing)}")

@@ -41,7 +41,7 @@ def plan_table(sources: Sequence[SourceFacts], digest: str) -> Group:
         table.add_column(name, justify="right")
     for source in sources:
         table.add_row(
-            source.name,
+            Text(source.name),
             *_numbers(source.rows, source.accepted, source.rows - source.accepted, source.turns),
             *_numbers(source.prompt_tokens, source.longest_prompt_tokens),
         )
@@ -70,7 +70,7 @@ def totals_table(planned: int, totals: Totals) -> Group:
     table.add_column("sum", justify="right")
     for source in sorted({source for source, _ in totals.outcomes}):
         counts = [totals.outcomes.get((source, status), 0) for status in statuses]
-        table.add_row(source, *_numbers(*counts, sum(counts)))
+        table.add_row(Text(source), *_numbers(*counts, sum(counts)))
     by_status = totals.by_status()
     table.add_section()
     table.add_row("all", *_numbers(*(by_status[status] for status in statuses), totals.done))
@@ -85,7 +85,7 @@ def facts_table(title: str, facts: Iterable[tuple[str, str]]) -> Table:
     table.add_column()
     table.add_column(overflow="fold")
     for name, value in facts:
-        table.add_row(name, value)
+        table.add_row(name, Text(value))
     return table
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.job_submission import JobSubmissionClient
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -96,8 +96,8 @@ class RayWorker:
         waiting = asyncio.ensure_future(self._say_if_not_placed())
         try:
             await self.actor.run.remote()
-        except RegenError:
-            raise
+        except RayTaskError as error:
+            raise _own(error) from None
         except RayActorError as error:
             raise EngineDied(f"the replica's process is gone: {_first_line(error)}") from error
         except RayError as error:
@@ -120,6 +120,14 @@ class RayWorker:
     async def _is_placed(self) -> None:
         with suppress(RayError):
             await self.actor.is_placed.remote()
+
+
+def _own(error: RayTaskError) -> RegenError:
+    """The error that the replica raised, without Ray's wrapping and remote trace (that is in the replica's log)."""
+    cause = error.cause
+    if isinstance(cause, RegenError):
+        return cause
+    return EngineDied(f"the replica failed: {type(cause).__name__}: {_last_line(cause)}")
 
 
 async def _answered(answer: Any) -> Any:
@@ -149,7 +157,7 @@ def connect(address: str | None, verbose: bool) -> None:
     options = {"include_dashboard": False} if wanted == "local" else {}
     try:
         ray.init(address=wanted, log_to_driver=verbose, logging_level="warning", **options)
-    except (ConnectionError, RuntimeError) as error:
+    except Exception as error:  # Ray has no error of its own for this: ValueError, ConnectionError, RpcError, ...
         raise UserError(f"cannot join the Ray cluster at {wanted}: {_first_line(error)}") from error
 
 
@@ -183,7 +191,7 @@ def submit(spec: RunSpec, address: str | None, arguments: list[str]) -> str:
                     runtime_env={"working_dir": folder, "env_vars": job_environment()},
                 )
             )
-        except (ConnectionError, RuntimeError) as error:
+        except Exception as error:  # as in `connect`
             raise UserError(
                 f"the Ray job server at {address or 'RAY_API_SERVER_ADDRESS, else http://localhost:8265'} refused:"
                 f" {_first_line(error)}. With token authentication set RAY_AUTH_MODE=token on both sides."

@@ -7,19 +7,24 @@ Killed at any moment it loses nothing: the same command continues from the store
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
-from regen.errors import EngineError, RegenError
+from regen.errors import RegenError
 from regen.records import CoordinatorStatus, Phase, WorkerId
 from regen.run.setup import RunSetup, WorkerSetup
 
-POLL_SECONDS = 0.5
+POLL_SECONDS = 0.3
 # A coordinator that dies so often without publishing anything in between will not come right by itself.
 COORDINATOR_RESTARTS = 5
 # How long after the end the workers may take to leave before they are killed.
 LEAVE_SECONDS = 20.0
+# After `limits.hours`, what runs gets so long to end.
+HOURS_DRAIN_SECONDS = 60.0
+_ENDED = (Phase.FINISHED, Phase.DRAINED, Phase.FAILED)
 
 
 class CoordinatorHandle(Protocol):
@@ -69,89 +74,139 @@ class Driver:
         self._pattern = worker_setup
         self._watch = watch
         self._log = log
-        self._drain = asyncio.Event()
-        self._drain_again = asyncio.Event()
-        self._drain_seconds = 0.0
+        self._workers: dict[int, WorkerHandle] = {}
+        self._drain_until: float | None = None
+        self._incarnation = ""
 
     def drain(self, seconds: float) -> None:
         """Ask for an orderly end: nothing new is begun, finished rows are published, then the session ends."""
-        self._drain_seconds = seconds
-        self._drain.set()
+        self._say(f"draining: finished rows are published, running ones get {seconds:g} s")
+        self._drain_until = time.monotonic() + seconds
+        self._incarnation = ""  # whichever coordinator answers next is told
 
     def drain_now(self) -> None:
         """Asked a second time: what still runs is dropped, what is finished is published."""
-        self._drain_seconds = 0.0
-        self._drain_again.set()
+        self.drain(0.0)
 
     async def run(self) -> CoordinatorStatus:
         """The last status: finished or drained. Raises the run's error otherwise."""
-        setup = self._pattern.run
-        coordinator = await self._cluster.start_coordinator(setup)
+        coordinator = await self._cluster.start_coordinator(self._pattern.run)
         replicas: list[asyncio.Task[None]] = []
-        drain = asyncio.ensure_future(self._pass_on_drain(coordinator))
         try:
-            await self._until_open(coordinator)
-            replicas = [
-                asyncio.ensure_future(self._keep_replica(coordinator, slot))
-                for slot in range(setup.spec.engine.replicas)
-            ]
+            status = await self._until_open(coordinator)
+            if status.phase not in _ENDED and self._drain_until is None:
+                slots = range(self._pattern.run.spec.engine.replicas)
+                replicas = [asyncio.ensure_future(self._keep_replica(coordinator, slot)) for slot in slots]
             status = await self._supervise(coordinator, replicas)
-            await asyncio.wait(replicas, timeout=LEAVE_SECONDS)
+            if replicas:
+                await asyncio.wait(replicas, timeout=LEAVE_SECONDS)
             return status
         finally:
-            drain.cancel()
             for replica in replicas:
                 replica.cancel()
-            await asyncio.gather(drain, *replicas, return_exceptions=True)
+            await asyncio.gather(*replicas, return_exceptions=True)
             await self._cluster.close()
 
-    async def _until_open(self, coordinator: CoordinatorHandle) -> None:
+    async def _until_open(self, coordinator: CoordinatorHandle) -> CoordinatorStatus:
         """No engine is loaded for a run that somebody else holds."""
-        while (status := await coordinator.status()).phase is Phase.REPLAYING:
+        restarts = _RestartCount()
+        while (status := await coordinator.status()).phase is Phase.REPLAYING and self._drain_until is None:
+            restarts.see(status)
             await asyncio.sleep(POLL_SECONDS / 5)
         _raise_if_failed(status)
+        return status
 
     async def _supervise(self, coordinator: CoordinatorHandle, replicas: list[asyncio.Task[None]]) -> CoordinatorStatus:
-        restarts = _RestartCount()
+        restarts, started_at = _RestartCount(), time.monotonic()
+        without_replicas_since: float | None = None
         while True:
             status = await coordinator.status()
-            self._watch(status)
+            self._observe(status)
             _raise_if_failed(status)
-            if status.phase in (Phase.FINISHED, Phase.DRAINED):
+            if status.phase in _ENDED:
                 return status
             restarts.see(status)
-            _raise_if_all_lost(replicas)
-            await asyncio.wait(replicas, timeout=POLL_SECONDS)
-            if all(replica.done() for replica in replicas):
-                await asyncio.sleep(POLL_SECONDS / 5)
+            self._obey_hours(started_at)
+            await self._pass_on_drain(coordinator, status)
+            await self._replace_hung(status)
+            if replicas and all(replica.done() for replica in replicas):
+                without_replicas_since = without_replicas_since or time.monotonic()
+                await self._end_without_replicas(coordinator, replicas, without_replicas_since)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _keep_replica(self, coordinator: CoordinatorHandle, slot: int) -> None:
         """One slot: an engine after another until one is told to stop. Raises when its restarts are used up."""
         allowed = self._pattern.run.spec.engine.restarts
         for incarnation in range(allowed + 1):
             setup = replace(self._pattern, worker=WorkerId(slot, incarnation))
-            worker = await self._cluster.start_worker(setup)
+            worker = self._workers[slot] = await self._cluster.start_worker(setup)
             try:
                 return await worker.run()
-            except EngineError as error:
-                left = allowed - incarnation
-                self._log(f"replica {slot} is gone ({type(error).__name__}: {error}); restarts left: {left}")
+            except Exception as error:  # whatever it is, it is this replica's end, and must be heard of
+                left = 0 if self._drain_until is not None else allowed - incarnation
+                self._say(f"replica {slot} is gone: {type(error).__name__}: {error}; restarts left: {left}")
                 if not left:
                     raise
             finally:
                 await worker.kill()
                 await coordinator.worker_gone(setup.worker)
 
-    async def _pass_on_drain(self, coordinator: CoordinatorHandle) -> None:
-        await self._drain.wait()
-        self._log(f"draining: finished rows are published, running ones get {self._drain_seconds:g} s")
-        await coordinator.drain(self._drain_seconds)
-        await self._drain_again.wait()
-        await coordinator.drain(0.0)
+    # --- what supervision does ---------------------------------------------------------------------
+
+    def _obey_hours(self, started_at: float) -> None:
+        hours = self._pattern.run.spec.limits.hours
+        if hours is not None and self._drain_until is None and time.monotonic() - started_at > hours * 3600:
+            self.drain(HOURS_DRAIN_SECONDS)
+
+    async def _pass_on_drain(self, coordinator: CoordinatorHandle, status: CoordinatorStatus) -> None:
+        """To every coordinator that has not heard of it: a restarted one has forgotten. Bounded, whatever hangs."""
+        if self._drain_until is None:
+            return
+        left = self._drain_until - time.monotonic()
+        if status.incarnation != self._incarnation:
+            self._incarnation = status.incarnation
+            await coordinator.drain(max(0.0, left))
+        if left < -LEAVE_SECONDS:
+            raise RegenError(
+                f"the drain did not end {LEAVE_SECONDS:g} s after its time; what was committed is kept"
+                + (f" (the store: {status.store_error})" if status.store_error else "")
+            )
+
+    async def _replace_hung(self, status: CoordinatorStatus) -> None:
+        """A process that hangs on a live node is seen by nobody else; killed, it is replaced like any other."""
+        for slot in status.hung:
+            if (worker := self._workers.pop(slot, None)) is not None:
+                self._say(f"replica {slot} says nothing any more, and is killed")
+                await worker.kill()
+
+    async def _end_without_replicas(
+        self, coordinator: CoordinatorHandle, replicas: list[asyncio.Task[None]], since: float
+    ) -> None:
+        """A lost replica is a smaller fleet; the last one's loss ends the run, once finished rows are published."""
+        failed = [error for replica in replicas if (error := replica.exception()) is not None]
+        if failed and self._drain_until is None:
+            self.drain(0.0)
+            status = await coordinator.status()
+            while status.phase not in _ENDED and time.monotonic() - since < LEAVE_SECONDS:
+                await self._pass_on_drain(coordinator, status)
+                await asyncio.sleep(POLL_SECONDS / 5)
+                status = await coordinator.status()
+            raise failed[-1]
+        if time.monotonic() - since > LEAVE_SECONDS:
+            raise RegenError("every replica has left and the run has not ended; continue it with the same command")
+
+    def _observe(self, status: CoordinatorStatus) -> None:
+        """Watching cannot kill a run: a closed pipe, say, is the watcher's trouble."""
+        with suppress(Exception):
+            self._watch(status)
+
+    def _say(self, text: str) -> None:
+        with suppress(Exception):
+            self._log(text)
 
 
 class _RestartCount:
-    """Restarts of the coordinator since it last published a row."""
+    """Restarts of the coordinator since it last published a row, whatever phase it died in."""
 
     def __init__(self) -> None:
         self._incarnation = ""
@@ -159,13 +214,11 @@ class _RestartCount:
         self._restarts = 0
 
     def see(self, status: CoordinatorStatus) -> None:
-        if status.phase is Phase.REPLAYING:
-            return
-        if status.totals.done > self._done:
-            self._restarts = 0
-        elif self._incarnation and status.incarnation != self._incarnation:
+        if self._incarnation and status.incarnation != self._incarnation:
             self._restarts += 1
-        self._incarnation, self._done = status.incarnation, max(status.totals.done, self._done)
+        if status.totals.done > self._done and status.phase is not Phase.REPLAYING:
+            self._restarts, self._done = 0, status.totals.done
+        self._incarnation = status.incarnation
         if self._restarts >= COORDINATOR_RESTARTS:
             raise RegenError(
                 f"the coordinator died {self._restarts} times without publishing anything in between;"
@@ -176,10 +229,3 @@ class _RestartCount:
 def _raise_if_failed(status: CoordinatorStatus) -> None:
     if status.phase is Phase.FAILED:
         raise status.error or RegenError("the coordinator failed and gave no reason")
-
-
-def _raise_if_all_lost(replicas: list[asyncio.Task[None]]) -> None:
-    """A lost replica is a smaller fleet; only the last one's loss ends the run."""
-    failed = [error for replica in replicas if replica.done() and (error := replica.exception()) is not None]
-    if len(failed) == len(replicas):
-        raise failed[-1]

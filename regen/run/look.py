@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from regen.data.plan import open_plan, read_summary
+from regen.data.plan_summary import SourceSummary
 from regen.protocols import Storage
 from regen.records import Status, Totals
 from regen.run.record import require_record
@@ -15,9 +18,10 @@ from regen.store.replay import replay
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A run as its folder shows it. `planned` is None until it is planned; `reasons` count rejected and failed rows.
+    """A run as its folder shows it. `planned` is None until it is planned.
 
-    `holder` is what the last session wrote of itself: a killed one still says that it is running, see `beat_at`.
+    `reasons` are of rows without a good answer, by status and reason, the plan's refusals among them. `holder` is what
+    the last session wrote of itself: a killed one still says that it is running, and its beat stands still.
     """
 
     name: str
@@ -25,7 +29,7 @@ class Look:
     fingerprint: str
     planned: int | None
     totals: Totals
-    refused_reasons: dict[str, int]
+    reasons: dict[str, dict[str, int]]
     commits: int
     holder: Holder | None
 
@@ -34,8 +38,9 @@ class Look:
         return self.totals.done == self.planned
 
     @property
-    def is_running(self) -> bool:
-        return self.holder is not None and self.holder.state is HolderState.RUNNING and not self.is_finished
+    def has_ended(self) -> bool:
+        """Finished, or its last session has said that it ended."""
+        return self.is_finished or (self.holder is not None and self.holder.state is not HolderState.RUNNING)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; `outcomes` has every status."""
@@ -49,7 +54,7 @@ class Look:
             "is_finished": self.is_finished,
             "outcomes": {status.value: count for status, count in self.totals.by_status().items()},
             "outcomes_by_source": self._by_source(),
-            "refused_reasons": self.refused_reasons,
+            "reasons": self.reasons,
             "prompt_tokens": self.totals.prompt_tokens,
             "output_tokens": self.totals.output_tokens,
             "generations": self.totals.generations,
@@ -81,15 +86,17 @@ def look(storage: Storage) -> Look:
         fingerprint=record.fingerprint,
         planned=plan.count,
         totals=replayed.totals,
-        refused_reasons=_reasons(summary.sources),
+        reasons=_reasons(summary.sources, replayed.totals),
         commits=replayed.next_number,
         holder=read_holder(storage),
     )
 
 
-def _reasons(sources: Any) -> dict[str, int]:
-    counted: dict[str, int] = {}
+def _reasons(sources: Iterable[SourceSummary], totals: Totals) -> dict[str, dict[str, int]]:
+    """Counts by status and reason, the commonest first."""
+    counted: dict[str, Counter[str]] = {}
     for source in sources:
-        for reason, count in source.rejected.items():
-            counted[reason] = counted.get(reason, 0) + count
-    return dict(sorted(counted.items(), key=lambda item: -item[1]))
+        counted.setdefault(Status.REJECTED.value, Counter()).update(source.rejected)
+    for (status, reason), count in totals.reasons.items():
+        counted.setdefault(status.value, Counter()).update({reason: count})
+    return {status: dict(reasons.most_common()) for status, reasons in counted.items() if reasons}

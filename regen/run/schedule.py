@@ -22,6 +22,8 @@ from regen.records import FailedAttempt, WorkerId
 # A worker says something every second or so. This long without a word, its rows go to others: the process may hang on a
 # live node, which nothing else would tell. It may still come back; then the first result wins.
 SILENT_SECONDS = 30.0
+# And this long without a word, its process is hung and must be replaced.
+HUNG_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class _View:
     seq: int
     seen_at: float
     held: set[int] = field(default_factory=set)
+    is_gone: bool = False
 
 
 class Schedule:
@@ -98,7 +101,6 @@ class Schedule:
         self._cursor = 0
         self._holders: dict[int, set[int]] = {}
         self._views: dict[int, _View] = {}
-        self._leasing = True
 
     # --- what is known ---------------------------------------------------------------------------
 
@@ -126,14 +128,16 @@ class Schedule:
         """Still hearing what the workers hold from before."""
         return bool(self._unheard) and now < self._adopt_until
 
-    def heard_within(self, seconds: float, now: float) -> set[int]:
-        """Slots that said something in the last so many seconds."""
-        return {slot for slot, view in self._views.items() if now - view.seen_at <= seconds}
+    def hung(self, now: float) -> tuple[int, ...]:
+        """Slots whose process has said nothing for so long that it must be replaced."""
+        return tuple(
+            slot for slot, view in self._views.items() if not view.is_gone and now - view.seen_at > HUNG_SECONDS
+        )
 
     # --- events ----------------------------------------------------------------------------------
 
     def report(self, report: Report, now: float, may_lease: bool = True) -> Orders:
-        """One worker's exchange: take in what it lists, hand out what it has room for."""
+        """One worker's exchange: take in what it lists; `may_lease`: hand out what it has room for."""
         view = self._views.get(report.worker.slot)
         if view is not None and report.worker.incarnation < view.incarnation:
             return Orders(superseded=True)
@@ -141,11 +145,12 @@ class Schedule:
             view = self._new_incarnation(report.worker, now)
         elif report.seq < view.seq:
             return Orders()
+        is_repeated = report.seq == view.seq
         view.seq, view.seen_at = report.seq, now
         self._unheard.discard(report.worker.slot)
         accepted = self._receive(report)
         self._update_held(report, view)
-        exhausted = tuple(filter(None, map(self._fail, report.failed)))
+        exhausted = () if is_repeated else tuple(filter(None, map(self._fail, report.failed)))
         return Orders(
             accepted=accepted,
             settled=self._settled(report),
@@ -168,7 +173,12 @@ class Schedule:
         view = self._views.get(worker.slot)
         if view is not None and view.incarnation == worker.incarnation:
             self._let_go(worker.slot, set(view.held))
+            view.is_gone = True
         self._unheard.discard(worker.slot)
+
+    def take_back(self, worker: WorkerId, ordinals: Collection[int]) -> None:
+        """These grants never left the coordinator."""
+        self._let_go(worker.slot, ordinals)
 
     def tick(self, now: float) -> tuple[int, ...]:
         """Take rows from slots that were silent too long; which slots those are."""
@@ -176,10 +186,6 @@ class Schedule:
         for slot in silent:
             self._let_go(slot, set(self._views[slot].held))
         return silent
-
-    def stop_leasing(self) -> None:
-        """Drain: from now on nothing new is handed out."""
-        self._leasing = False
 
     # --- steps of a report -----------------------------------------------------------------------
 
@@ -216,6 +222,7 @@ class Schedule:
     def _fail(self, attempt: FailedAttempt) -> Exhausted | None:
         if not self._is_wanted(attempt.ordinal):
             return None
+        self._taken.add(attempt.ordinal)  # a restarted coordinator may hear of this row here first
         failures = self._failures.get(attempt.ordinal, 0) + 1
         self._failures[attempt.ordinal] = failures
         if failures < self._attempts_allowed:
@@ -232,7 +239,7 @@ class Schedule:
         return tuple({*(ordinal for ordinal in held if ordinal in self._committed), *finished_elsewhere})
 
     def _grant(self, report: Report, view: _View, now: float) -> tuple[Grant, ...]:
-        if not self._leasing or self.is_adopting(now):
+        if self.is_adopting(now):
             return ()
         self._unheard.clear()
         grants: list[Grant] = []

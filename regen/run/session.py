@@ -64,7 +64,7 @@ def standing(storage: Storage) -> Standing:
 
 def seal_run(storage: Storage, run: RunSetup) -> list[Shard]:
     """Write the shards of a finished run. Repeatable."""
-    rows_per_shard = run.spec.checkpoint.rows_per_shard
+    rows_per_shard = require_record(storage).spec.checkpoint.rows_per_shard
     return seal(storage, open_plan(storage), rows_per_shard, session=run.session, fingerprint=run.fingerprint)
 
 

@@ -14,7 +14,10 @@ from regen.store.control import DriftAccepted
 
 @dataclass(frozen=True, slots=True)
 class RunSetup:
-    """One session of one run. `session` is unique to this start; times of day are for people only."""
+    """One session of one run. `session` is unique to this start; times of day are for people only.
+
+    `claim_seen` is the session whose claim the start has found to be over; `drift` what it accepted, if anything.
+    """
 
     spec: RunSpec
     run_url: str
@@ -26,6 +29,7 @@ class RunSetup:
     started_at: str
     take_over: bool
     drift: DriftAccepted | None = None
+    claim_seen: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

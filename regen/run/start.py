@@ -44,7 +44,7 @@ from regen.speculative.preflight import Evidence, Finding, Severity, preflight
 from regen.store.control import DriftAccepted
 from regen.store.holder import Holder, Liveness, held, read_holder, watch
 from regen.store.machine import machine_identity, process_exists
-from regen.store.replay import replay
+from regen.store.replay import Replayed, replay
 from regen.store.storage import LocalStorage, open_storage
 
 # Three heartbeats (run/coordinator.py) and a little: a live holder shows itself within that.
@@ -80,48 +80,58 @@ def begin(spec: RunSpec, options: StartOptions, say: Say) -> Begun:
 
     Raises SpecError, SourceError, PreflightRefused, RunHeld, FingerprintDrift, StoreError.
     """
-    for name in not_acted_on(spec):
-        say(f"note: {name} is kept with the run, and not acted on by this version")
     storage = open_storage(spec.output)
-    refuse_if_held(storage, options.take_over)
+    claim_seen = refuse_if_held(storage, options.take_over)
     target = resolve_target(spec.target)
     require_healthy(find(spec, target), say)
+    _say_not_acted_on(spec, say)
     record = make_record(spec, target)
-    accepted: Drift = {}
-    if (before := read_record(storage)) is None:
+    before = read_record(storage)
+    if before is None:
         storage.probe()
-        write_record(storage, record)
-    else:
-        accepted = _compared(before, record, storage, options)
+        before = record if write_record(storage, record) else require_record(storage)  # another start was faster
+    drift = _accepted_drift(before, record, storage, options)
     is_new = not has_plan(storage)
     summary = _planned(spec, target, storage, options) if is_new else _unchanged(spec, target, storage, options)
-    return Begun(storage, record, summary, _setup(record, target, storage, options, accepted), is_new)
+    if is_new:
+        claim_seen = refuse_if_held(storage, options.take_over)  # planning takes time, and others start meanwhile
+    return Begun(storage, record, summary, _setup(record, target, storage, options, drift, claim_seen), is_new)
 
 
 def resume(run_url: str, options: StartOptions, say: Say) -> Begun:
     """Continue a run from its folder alone: the spec is the one it was begun with, sources are not looked at again."""
     storage = open_storage(run_url)
     before = require_record(storage)
+    _refuse_after_drift(storage)
     spec = before.spec.model_copy(update={"output": run_url})  # the folder may have been moved
-    refuse_if_held(storage, options.take_over)
+    claim_seen = refuse_if_held(storage, options.take_over)
     target = resolve_target(spec.target)
     require_healthy(find(spec, target), say)
+    _say_not_acted_on(spec, say)
     record = make_record(spec, target)
-    accepted = _compared(before, record, storage, options)
+    drift = _accepted_drift(before, record, storage, options)
     is_new = not has_plan(storage)
     summary = _planned(spec, target, storage, options) if is_new else _frozen(storage)
-    return Begun(storage, record, summary, _setup(record, target, storage, options, accepted), is_new)
+    return Begun(storage, record, summary, _setup(record, target, storage, options, drift, claim_seen), is_new)
 
 
-def refuse_if_held(storage: Storage, take_over: bool) -> None:
-    """Raises RunHeld if somebody runs this folder: seen at once, or by watching it for `WATCH_SECONDS`."""
-    if take_over or not has_plan(storage):
-        return
+def refuse_if_held(storage: Storage, take_over: bool) -> str | None:
+    """The session of the newest claim, if it is over (or `take_over`); None if nobody has ever run this folder.
+
+    Raises RunHeld if somebody does: seen at once, or by watching the folder for `WATCH_SECONDS`.
+    """
+    if not has_plan(storage):
+        return None
     _await_orphan(read_holder(storage))
-    plan = open_plan(storage)
-    replayed = replay(storage, plan.count, plan.refused())
-    if watch(storage, replayed, time.sleep, WATCH_SECONDS, machine_identity()) is Liveness.ALIVE:
+    replayed = _replayed(storage)
+    if not take_over and watch(storage, replayed, time.sleep, WATCH_SECONDS, machine_identity()) is Liveness.ALIVE:
         raise held(read_holder(storage), replayed.newest_claim, storage.url, datetime.now(UTC))
+    return replayed.newest_claim.session if replayed.newest_claim else None
+
+
+def _replayed(storage: Storage) -> Replayed:
+    plan = open_plan(storage)
+    return replay(storage, plan.count, plan.refused())
 
 
 def _await_orphan(holder: Holder | None) -> None:
@@ -210,14 +220,45 @@ def _described(difference: PlanChanges) -> str:
     return "".join(lines) or "\n  the rows are the same"
 
 
-def _compared(before: RunRecord, now: RunRecord, storage: Storage, options: StartOptions) -> Drift:
+def _accepted_drift(before: RunRecord, now: RunRecord, storage: Storage, options: StartOptions) -> Drift:
+    """What differs from the run's beginning, if that is accepted, now or by an earlier session with these settings."""
     found = drift(before.shaping, now.shaping)
-    if not options.accept_drift:
+    if "rows_per_shard" in found:
+        refuse_drift({"rows_per_shard": found["rows_per_shard"]}, storage.url)  # never: shards would overlap
+    accepted = _latest_drift(storage)
+    if not options.accept_drift and (accepted is None or accepted.fingerprint_after != now.fingerprint):
         refuse_drift(found, storage.url)
     return found
 
 
-def _setup(record: RunRecord, target: Target, storage: Storage, options: StartOptions, accepted: Drift) -> WorkerSetup:
+def _refuse_after_drift(storage: Storage) -> None:
+    """The spec of run.json is not what the run was last continued with: only the user has that one."""
+    if (accepted := _latest_drift(storage)) is not None:
+        changed = "".join(f"\n  {name}: was {was}, is {now}" for name, (was, now) in accepted.fields.items())
+        raise FingerprintDrift(
+            f"{storage.url} went on with accepted changes:{changed}\nContinue it with the spec that has them:"
+            " regen run SPEC"
+        )
+
+
+def _latest_drift(storage: Storage) -> DriftAccepted | None:
+    records = _replayed(storage).records if has_plan(storage) else ()
+    return next((record for record in reversed(records) if isinstance(record, DriftAccepted)), None)
+
+
+def _say_not_acted_on(spec: RunSpec, say: Say) -> None:
+    if names := not_acted_on(spec):
+        say(f"note: this version keeps these with the run and does not act on them: {', '.join(names)}")
+
+
+def _setup(
+    record: RunRecord,
+    target: Target,
+    storage: Storage,
+    options: StartOptions,
+    accepted: Drift,
+    claim_seen: str | None,
+) -> WorkerSetup:
     session = _new_session()
     run = RunSetup(
         spec=record.spec,
@@ -229,7 +270,8 @@ def _setup(record: RunRecord, target: Target, storage: Storage, options: StartOp
         driver_pid=os.getpid(),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         take_over=options.take_over,
-        drift=_accepted(session, accepted, record),
+        drift=_drift_record(session, accepted, record, storage),
+        claim_seen=claim_seen,
     )
     is_local = Path(target.model).expanduser().is_dir()
     return WorkerSetup(
@@ -243,11 +285,11 @@ def _setup(record: RunRecord, target: Target, storage: Storage, options: StartOp
     )
 
 
-def _accepted(session: str, accepted: Drift, record: RunRecord) -> DriftAccepted | None:
+def _drift_record(session: str, accepted: Drift, record: RunRecord, storage: Storage) -> DriftAccepted | None:
     if not accepted:
         return None
     fields = {name: (json.dumps(was), json.dumps(now)) for name, (was, now) in accepted.items()}
-    return DriftAccepted(session, fields, "", record.fingerprint)
+    return DriftAccepted(session, fields, require_record(storage).fingerprint, record.fingerprint)
 
 
 def _draft_config(draft: str) -> dict[str, Any]:

@@ -44,6 +44,8 @@ PACE_SECONDS = 0.05  # and at most so often
 # A replica holds more rows than slots, so that a free slot finds the next prompt already in the engine's queue.
 OVERSUBSCRIPTION = 1.25
 TEXT_THREADS = 2
+# What a started worker is after each command. A coordinator that was restarted may have forgotten a drain.
+_STATES = {Command.WORK: ReplicaState.RUNNING, Command.DRAIN: ReplicaState.DRAINING}
 
 
 class Worker:
@@ -63,6 +65,7 @@ class Worker:
         self._awaiting: dict[int, pa.Table] = {}
         self._failed: list[FailedAttempt] = []
         self._stall = StallClock(setup.run.spec.engine.stall_timeout_seconds)
+        self._has_given_up_alone = False
         self._wake = asyncio.Event()
         self._error: EngineError | None = None
         self._seq = 0
@@ -73,25 +76,31 @@ class Worker:
     async def run(self) -> None:
         """Start the engine, work until told to stop. Raises EngineError when the engine cannot go on."""
         try:
-            await self._start_engine()
+            if not await self._start_engine():
+                return
             self._state = ReplicaState.RUNNING
             while await self._exchange_once():
-                self._raise_if_broken()
+                self._look_for_stalls()
+                if self._error is not None:
+                    raise self._error
                 await self._until_next_exchange()
         finally:
             await self._leave()
 
     # --- life ------------------------------------------------------------------------------------
 
-    async def _start_engine(self) -> None:
-        """Exchanges go on while the engine loads: the coordinator sees a replica that is starting, not a silent one."""
+    async def _start_engine(self) -> bool:
+        """Exchanges go on while the engine loads: the coordinator sees a replica that is starting, not a silent one.
+
+        False: told to stop meanwhile.
+        """
         limit_seconds = self._setup.run.spec.engine.start_timeout_seconds
         starting = asyncio.ensure_future(self._engine.start())
         deadline = time.monotonic() + limit_seconds
         try:
             while not starting.done():
                 if not await self._exchange_once():
-                    raise EngineStartFailed("told to stop while the engine was starting")
+                    return False
                 if time.monotonic() > deadline:
                     raise EngineStartFailed(
                         f"replica {self._setup.worker.slot}: the engine was not ready within"
@@ -99,6 +108,7 @@ class Worker:
                     )
                 await asyncio.wait((starting,), timeout=EXCHANGE_SECONDS)
             self._info = starting.result()
+            return True
         finally:
             starting.cancel()
 
@@ -110,17 +120,24 @@ class Worker:
         await self._engine.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _raise_if_broken(self) -> None:
+    def _look_for_stalls(self) -> None:
+        """First the row is given up, then the replica: a single row without a token may be the row's own fault."""
         now = time.monotonic()
-        if self._error is not None:
-            raise self._error
+        stalled = self._stall.stalled_rows(now)
         if self._stall.is_stalled(now):
-            raise EngineStalled(
-                f"replica {self._setup.worker.slot}: {len(self._tasks)} rows in work and no token for"
-                f" engine.stall_timeout_seconds ({self._setup.run.spec.engine.stall_timeout_seconds:g} s)"
-            )
-        for ordinal in self._stall.stalled_rows(now):
+            if len(self._tasks) == 1 and not self._has_given_up_alone:
+                self._has_given_up_alone = True
+                stalled = tuple(self._tasks)
+            else:
+                self._error = self._stalled()
+        for ordinal in stalled:
             self._give_up(ordinal, "stalled", "no new token for engine.stall_timeout_seconds")
+
+    def _stalled(self) -> EngineStalled:
+        return EngineStalled(
+            f"replica {self._setup.worker.slot}: {len(self._tasks)} rows in work and no token for"
+            f" engine.stall_timeout_seconds ({self._setup.run.spec.engine.stall_timeout_seconds:g} s)"
+        )
 
     async def _until_next_exchange(self) -> None:
         """Until something is worth saying: rows run low, the engine broke, or a second has passed."""
@@ -141,8 +158,8 @@ class Worker:
         self._send_again(reply.resend)
         for lease in reply.leases:
             self._begin(lease)
-        if reply.command is Command.DRAIN:
-            self._state = ReplicaState.DRAINING
+        if self._info is not None and reply.command in _STATES:
+            self._state = _STATES[reply.command]
         return reply.command is not Command.STOP
 
     def _request(self) -> ExchangeRequest:
@@ -242,6 +259,7 @@ class Worker:
     def _on_tokens(self, ordinal: int, count: int) -> None:
         if count:
             self._stall.tokens(ordinal, time.monotonic())
+            self._has_given_up_alone = False
 
     def _wake_if_low(self) -> None:
         """Ask for more before a slot runs empty; and at once when the engine broke."""

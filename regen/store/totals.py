@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from regen.records import Acceptance, Status, Totals
 
-COLUMNS = ("source", "status", "generations", "observed")
+K = TypeVar("K")
+
+COLUMNS = ("source", "status", "reason", "generations", "observed")
 
 
 def count(table: pa.Table) -> Totals:
@@ -18,6 +20,7 @@ def count(table: pa.Table) -> Totals:
     generations = pc.list_flatten(table["generations"])
     return Totals(
         outcomes=_outcomes(table),
+        reasons=_reasons(table),
         prompt_tokens=_lengths(generations, "prompt_token_ids"),
         output_tokens=_lengths(generations, "completion_token_ids"),
         generations=len(generations),
@@ -39,6 +42,7 @@ def to_json(totals: Totals) -> dict[str, Any]:
     acceptance = totals.acceptance
     return {
         "outcomes": [[source, status.value, rows] for (source, status), rows in sorted(totals.outcomes.items())],
+        "reasons": [[status.value, reason, rows] for (status, reason), rows in sorted(totals.reasons.items())],
         "prompt_tokens": totals.prompt_tokens,
         "output_tokens": totals.output_tokens,
         "generations": totals.generations,
@@ -53,6 +57,7 @@ def from_json(values: Mapping[str, Any]) -> Totals:
     """The inverse of `to_json`. Raises KeyError, TypeError or ValueError on anything else."""
     return Totals(
         outcomes={(str(source), Status(status)): int(rows) for source, status, rows in values["outcomes"]},
+        reasons={(Status(status), str(reason)): int(rows) for status, reason, rows in values["reasons"]},
         prompt_tokens=int(values["prompt_tokens"]),
         output_tokens=int(values["output_tokens"]),
         generations=int(values["generations"]),
@@ -69,6 +74,13 @@ def _outcomes(table: pa.Table) -> dict[tuple[str, Status], int]:
     grouped = table.select(["source", "status"]).group_by(["source", "status"]).aggregate([([], "count_all")])
     columns = (grouped[name].to_pylist() for name in ("source", "status", "count_all"))
     return {(source, Status(status)): rows for source, status, rows in zip(*columns, strict=True)}
+
+
+def _reasons(table: pa.Table) -> dict[tuple[Status, str], int]:
+    told = table.select(["status", "reason"]).filter(pc.is_valid(table["reason"]))
+    grouped = told.group_by(["status", "reason"]).aggregate([([], "count_all")])
+    columns = (grouped[name].to_pylist() for name in ("status", "reason", "count_all"))
+    return {(Status(status), reason): rows for status, reason, rows in zip(*columns, strict=True)}
 
 
 def _lengths(structs: pa.Array[Any] | pa.ChunkedArray[Any], name: str) -> int:
@@ -93,16 +105,21 @@ def _sum(values: pa.ChunkedArray[Any]) -> int:
 
 
 def _combined(one: Totals, other: Totals, sign: int) -> Totals:
-    outcomes = dict(one.outcomes)
-    for key, rows in other.outcomes.items():
-        outcomes[key] = outcomes.get(key, 0) + sign * rows
     return Totals(
-        outcomes={key: rows for key, rows in outcomes.items() if rows},
+        outcomes=_combined_counts(one.outcomes, other.outcomes, sign),
+        reasons=_combined_counts(one.reasons, other.reasons, sign),
         prompt_tokens=one.prompt_tokens + sign * other.prompt_tokens,
         output_tokens=one.output_tokens + sign * other.output_tokens,
         generations=one.generations + sign * other.generations,
         acceptance=one.acceptance + _scaled(other.acceptance, sign),
     )
+
+
+def _combined_counts(one: Mapping[K, int], other: Mapping[K, int], sign: int) -> dict[K, int]:
+    counts = dict(one)
+    for key, rows in other.items():
+        counts[key] = counts.get(key, 0) + sign * rows
+    return {key: rows for key, rows in counts.items() if rows}
 
 
 def _scaled(acceptance: Acceptance, sign: int) -> Acceptance:

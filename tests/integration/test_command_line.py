@@ -97,7 +97,7 @@ def test_status_and_verify_agree_on_a_finished_run(tmp_path: Path) -> None:
     assert found["is_right"]
     assert status["planned"] == status["done"] == found["planned"] == sum(found["outcomes"].values()) == 21
     assert status["outcomes"] == found["outcomes"]
-    assert status["refused_reasons"] == {"empty_conversation": 1}
+    assert status["reasons"]["rejected"] == {"empty_conversation": 1}
 
 
 @pytest.mark.parametrize("victim", ["journal/*.parquet", "shards/*.parquet", "plan/*/*.parquet"])

@@ -73,7 +73,12 @@ def test_every_bad_key_is_named_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(b"- a\n- b\n", "a spec is a mapping"), (b"a: [", "is not YAML"), (b"\xff\xfe", "is not UTF-8 text")],
+    [
+        (b"name: x\nname: y\n", "the key 'name' stands twice"),
+        (b"- a\n- b\n", "a spec is a mapping"),
+        (b"a: [", "is not YAML"),
+        (b"\xff\xfe", "is not UTF-8 text"),
+    ],
 )
 def test_a_file_that_is_no_spec_is_said_to_be_none(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "spec.yaml"
@@ -158,6 +163,6 @@ def test_what_does_not_shape_outputs_is_not(changes: dict[str, Any]) -> None:
 
 
 def test_settings_that_are_kept_and_not_acted_on_are_named() -> None:
-    speculation = {"method": "ngram", "num_tokens": 2, "gate": "warn"}
-    assert not_acted_on(parse_spec(raw(speculation=speculation), origin="x")) == ["speculation.gate"]
+    speculation = {"method": "ngram", "num_tokens": 2}
+    assert "speculation.gate" in not_acted_on(parse_spec(raw(speculation=speculation), origin="x"))
     assert not_acted_on(parse_spec(raw(), origin="x")) == []

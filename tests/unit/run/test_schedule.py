@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from regen.ordinals import OrdinalSet
 from regen.records import FailedAttempt, WorkerId
-from regen.run.schedule import SILENT_SECONDS, Orders, Report, Schedule
+from regen.run.schedule import HUNG_SECONDS, SILENT_SECONDS, Orders, Report, Schedule
 
 ONE, OTHER = WorkerId(0, 0), WorkerId(1, 0)
 
@@ -140,12 +139,39 @@ def test_a_silent_replica_loses_its_rows_and_the_first_result_wins() -> None:
     assert made.report(report(OTHER, seq=2, running=(0,)), now=42).settled == (0,)
 
 
-@pytest.mark.parametrize("may_lease", [True, False])
-def test_nothing_is_handed_out_after_a_drain_or_at_the_cap(may_lease: bool) -> None:
+def test_nothing_is_handed_out_while_nothing_may_be_leased() -> None:
     made = schedule()
-    if may_lease:
-        made.stop_leasing()
-    assert leased(made.report(report(free_slots=5), now=0, may_lease=may_lease)) == []
+    assert leased(made.report(report(free_slots=5), now=0, may_lease=False)) == []
+    assert leased(made.report(report(seq=2, free_slots=2), now=1)) == [0, 1]
+
+
+def test_grants_that_never_left_go_back() -> None:
+    made = schedule(size=3)
+    made.report(report(free_slots=2), now=0)
+    made.take_back(ONE, [0, 1])
+    assert leased(made.report(report(OTHER, free_slots=3), now=1)) == [0, 1, 2]
+
+
+def test_a_failed_attempt_that_a_restarted_coordinator_hears_of_first_is_leased_once() -> None:
+    made = schedule(size=3, expected_slots=(0, 1), adopt_until=10.0)
+    made.report(report(ONE, failed=(FailedAttempt(0, "x", ""),)), now=0)
+    assert sorted(leased(made.report(report(OTHER, free_slots=3), now=0))) == [0, 1, 2]
+
+
+def test_a_failed_attempt_told_twice_counts_once() -> None:
+    made = schedule(size=1)
+    made.report(report(free_slots=1), now=0)
+    told = report(seq=2, failed=(FailedAttempt(0, "x", ""),))
+    assert made.report(told, now=1).exhausted == made.report(told, now=1).exhausted == ()
+
+
+def test_a_process_that_says_nothing_any_more_is_hung_until_it_is_replaced() -> None:
+    made = schedule(size=2)
+    made.report(report(ONE, free_slots=1), now=0)
+    assert made.hung(HUNG_SECONDS) == ()
+    assert made.hung(HUNG_SECONDS + 1) == (0,)
+    made.worker_gone(ONE)
+    assert made.hung(HUNG_SECONDS + 1) == ()
 
 
 class Fleet(RuleBasedStateMachine):

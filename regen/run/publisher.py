@@ -1,0 +1,150 @@
+"""Finished rows on their way into the journal: what is buffered, what is being published, and patience with the store.
+
+Guarantees: at most one publication at a time; while the store is away the same bytes are tried again, with backoff and
+jitter, and new rows come together meanwhile; an interval without rows still looks whether somebody else has published.
+A publication's error is raised by the next `turn`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
+
+import pyarrow as pa
+
+from regen import rows
+from regen.errors import StoreUnavailable
+from regen.run.schedule import Schedule
+from regen.spec import CheckpointSpec
+from regen.store.control import Record
+from regen.store.journal import Journal
+
+T = TypeVar("T")
+
+RETRY_FIRST_SECONDS, RETRY_LONGEST_SECONDS = 0.5, 30.0
+
+
+class Patience:
+    """Tries the same store call again until it answers, or until a deadline that may be set meanwhile."""
+
+    def __init__(self) -> None:
+        self.give_up_at = float("inf")
+        self.error: StoreUnavailable | None = None
+
+    async def __call__(self, call: Callable[[], T]) -> T:
+        """Runs `call` in a thread. Raises StoreUnavailable after `give_up_at` (monotonic), other errors at once."""
+        wait_seconds = RETRY_FIRST_SECONDS
+        while True:
+            try:
+                answer = await asyncio.to_thread(call)
+            except StoreUnavailable as error:
+                self.error = error
+                if time.monotonic() >= self.give_up_at:
+                    raise
+                await self._sleep(wait_seconds * random.uniform(0.5, 1.5))
+                wait_seconds = min(RETRY_LONGEST_SECONDS, wait_seconds * 2)
+            else:
+                self.error = None
+                return answer
+
+    async def _sleep(self, seconds: float) -> None:
+        """Until then, or until the deadline, which may come nearer while this sleeps."""
+        until = time.monotonic() + seconds
+        while (now := time.monotonic()) < min(until, self.give_up_at):
+            await asyncio.sleep(min(0.2, until - now))
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """Finished rows as tables in `rows.SCHEMA`."""
+
+    tables: list[pa.Table] = field(default_factory=list)
+    rows: int = 0
+    size_bytes: int = 0
+
+    def add(self, table: pa.Table) -> None:
+        self.tables.append(table)
+        self.rows += table.num_rows
+        self.size_bytes += table.nbytes
+
+
+class Publisher:
+    """Owns the journal from claim to end. Everything here happens on one event loop; the store is asked in threads."""
+
+    def __init__(self, journal: Journal, schedule: Schedule, checkpoint: CheckpointSpec, patience: Patience) -> None:
+        self.journal = journal
+        self._schedule = schedule
+        self._checkpoint = checkpoint
+        self._patience = patience
+        self._buffer = _Buffer()
+        self._publishing = _Buffer()
+        self._publication: asyncio.Task[None] | None = None
+        self._looked_at = time.monotonic()
+        self.published_at = time.monotonic()
+
+    @property
+    def uncommitted_rows(self) -> int:
+        return self._buffer.rows + self._publishing.rows
+
+    @property
+    def uncommitted_bytes(self) -> int:
+        return self._buffer.size_bytes + self._publishing.size_bytes
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is buffered and nothing is on its way."""
+        return self._publication is None and not self._buffer.rows
+
+    def add(self, table: pa.Table) -> None:
+        """Finished rows, each ordinal once: the schedule has seen to that."""
+        self._buffer.add(table)
+
+    async def turn(self, now: float, at_once: bool) -> None:
+        """Take in a publication that has ended, begin one that is due. `at_once`: whatever is there."""
+        if self._publication is not None and self._publication.done():
+            publication, self._publication = self._publication, None
+            publication.result()
+        if self._publication is None and self._is_due(now, at_once):
+            self._publication = asyncio.ensure_future(self._publish())
+
+    async def write(self, records: Sequence[Record]) -> None:
+        """Publish control records in a file without rows."""
+        await self._commit(rows.SCHEMA.empty_table(), records)
+
+    async def cancel(self) -> None:
+        """Stop a publication where it is."""
+        if self._publication is not None:
+            self._publication.cancel()
+            await asyncio.gather(self._publication, return_exceptions=True)
+
+    def _is_due(self, now: float, at_once: bool) -> bool:
+        interval_is_over = now - self._looked_at >= self._checkpoint.interval_seconds
+        if not self._buffer.rows:
+            return interval_is_over
+        everything_is_in = self._schedule.left == self._schedule.received
+        return interval_is_over or at_once or everything_is_in or self._buffer.size_bytes >= self._checkpoint.max_bytes
+
+    async def _publish(self) -> None:
+        self._publishing, self._buffer = self._buffer, _Buffer()
+        if self._publishing.rows:
+            table = pa.concat_tables(self._publishing.tables)
+            await self._commit(table, ())
+            self._schedule.committed(ordinals(table))
+            self.published_at = time.monotonic()
+        else:
+            await self._patience(self.journal.check_fence)
+        self._publishing = _Buffer()
+        self._looked_at = time.monotonic()
+
+    async def _commit(self, table: pa.Table, records: Sequence[Record]) -> None:
+        prepared = await asyncio.to_thread(self.journal.prepare, table, records)
+        await self._patience(lambda: self.journal.commit(prepared))
+
+
+def ordinals(table: pa.Table) -> list[int]:
+    """The ordinals of a table in `rows.SCHEMA`, where they are never null."""
+    return cast(list[int], table.column("ordinal").to_pylist())
