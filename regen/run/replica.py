@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from regen.data.target import resolve_target
 from regen.data.template import load_template
 from regen.engines.fake import FakeEngine
 from regen.protocols import Engine
@@ -26,8 +29,15 @@ def build_engine(setup: WorkerSetup) -> Engine:
     )
 
 
+def _tokenizer_folder(setup: WorkerSetup) -> Path:
+    """Where the driver found the tokenizer; on another node, a hub model's is fetched again, at the same commit."""
+    if setup.model_folder.is_dir() or setup.model_revision is None:
+        return setup.model_folder
+    return resolve_target(setup.run.spec.target.model_copy(update={"revision": setup.model_revision})).folder
+
+
 def build_worker(setup: WorkerSetup, exchange: Exchange) -> Worker:
     """A worker ready to `run`. Loads the tokenizer (a second or so)."""
     target = setup.run.spec.target
-    template = load_template(setup.model_folder, target.trust_remote_code, target.template_kwargs)
+    template = load_template(_tokenizer_folder(setup), target.trust_remote_code, target.template_kwargs)
     return Worker(setup, build_engine(setup), template, exchange)
