@@ -57,6 +57,9 @@ def test_an_actor_killed_costs_nothing_but_what_it_was_making(tmp_path: Path, vi
     rows = shard_table(tmp_path / "run").to_pylist()
     assert [row["ordinal"] for row in rows] == list(range(150))
     assert {row["observed"]["attempts"] for row in rows} == {1}
+    if "Coordinator" in victim:
+        report = json.loads((tmp_path / "run" / "report.json").read_text())
+        assert report["session"]["sampled_tokens"] == report["output_tokens"], "no row was made twice"
 
 
 def test_the_driver_killed_at_any_moment_is_continued_by_the_same_command(tmp_path: Path) -> None:
