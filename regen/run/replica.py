@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
 from regen.data.template import load_template
 from regen.engines.fake import FakeEngine
 from regen.protocols import Engine
+from regen.run.draft_folder import make_draft_folder
 from regen.run.setup import WorkerSetup
 from regen.run.worker import Exchange, Worker
-from regen.spec import FakeEngineSpec
+from regen.spec import FakeEngineSpec, SpeculationSpec
 
 
 def build_engine(setup: WorkerSetup) -> Engine:
@@ -23,7 +28,14 @@ def build_engine(setup: WorkerSetup) -> Engine:
         trust_remote_code=spec.target.trust_remote_code,
         spec=spec.engine,
         speculation=spec.speculation,
+        draft_folder=_draft_folder(spec.speculation, setup),
     )
+
+
+def _draft_folder(speculation: SpeculationSpec | None, setup: WorkerSetup) -> Callable[[], Path] | None:
+    if speculation is None or speculation.draft is None:
+        return None
+    return partial(make_draft_folder, speculation, setup.model_folder)
 
 
 def build_worker(setup: WorkerSetup, exchange: Exchange) -> Worker:
