@@ -180,15 +180,16 @@ def _tables(files: ModelFiles, headers: list[Header]) -> dict[str, tuple[int, ..
 
 
 class _Samples:
-    """Looks into weights: a piece from the start, the middle and the end of each tensor, within the budget."""
+    """Looks into weights: at all of a small checkpoint, else at the start, the middle and the end of each tensor."""
 
     def __init__(self, files: ModelFiles, headers: list[Header]) -> None:
         self.not_finite: list[str] = []
         self.all_zero: list[str] = []
         pairs = [(tensor, header.places[name]) for header in headers for name, tensor in header.tensors.items()]
         budget = SAMPLE_BYTES
+        is_small = sum(place.length for _, place in pairs) <= SAMPLE_BYTES
         for tensor, place in sorted(pairs, key=lambda pair: pair[1].length):
-            each = min(_CHUNK_BYTES, budget // 3)
+            each = SAMPLE_BYTES if is_small else min(_CHUNK_BYTES, budget // 3)
             pieces = [files.read(place.file, start, length) for start, length in _pieces(place, each)]
             budget -= sum(map(len, pieces))
             self._look(tensor, pieces)

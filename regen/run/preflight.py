@@ -11,7 +11,7 @@ from pathlib import Path
 
 from regen.checkpoints import Checkpoint
 from regen.data.checkpoint import read_checkpoint
-from regen.data.model_files import LocalFiles, model_files
+from regen.data.model_files import HubFiles, LocalFiles, model_files
 from regen.data.plan import open_plan, read_summary
 from regen.data.target import Target
 from regen.engines.vllm_facts import vllm_facts
@@ -96,7 +96,8 @@ def _draft(name: str, speculation: SpeculationSpec) -> Checkpoint:
         raise SpecError(
             f"speculation.draft: {name!r} is no folder and was not found on the hub: {first_line}"
         ) from error
-    return read_checkpoint(name, files, with_vocabulary=True)
+    # Samples of weights that are not here would be a hundred requests.
+    return read_checkpoint(name, files, with_samples=not isinstance(files, HubFiles), with_vocabulary=True)
 
 
 def _with_prompts(evidence: Evidence, storage: Storage) -> Evidence:

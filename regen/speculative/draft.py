@@ -18,6 +18,7 @@ from regen.spec import SpeculationSpec
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 DEFAULT_STATES = 3
+_LEAVING = "dflash_config.target_layer_ids"
 _LAYER = re.compile(r"(?:layers\.(\d+)|(midlayer))\.(.+)")
 _MEDUSA = re.compile(r"(medusa_heads\.)?(\d+\.\d+\.(linear\.)?(weight|bias)|blocks\.\d+\.layers\.)")
 # "eagle3" before "eagle", "peagle" before both: one word is part of the other.
@@ -295,18 +296,36 @@ class Draft:
     def written_ids(self) -> Mapping[str, object]:
         """Layer ids as the config writes them, by key, the key that wins first. Empty lists count as absent."""
         found = {IDS: self.config.get(IDS), f"eagle_config.{IDS}": self.eagle_config.get(IDS)}
+        if self.family is Family.DFLASH:
+            nested = self.config.get("dflash_config")
+            found = {
+                IDS: self.config.get(IDS) or self.config.get("aux_hidden_state_layer_ids"),
+                _LEAVING: nested.get("target_layer_ids") if isinstance(nested, dict) else None,
+            }
         return {key: value for key, value in found.items() if value not in (None, [], ())}
 
     @cached_property
     def layer_ids(self) -> tuple[int, ...] | None:
         """Ids as vLLM counts them: by what enters a layer. None: not given, or malformed."""
-        for value in self.written_ids.values():
+        for key, value in self.written_ids.items():
             if not is_id_list(value):
                 return None
             assert isinstance(value, list | tuple)
-            offset = 1 if self.speculation.layer_convention == "output" else 0
-            return tuple(number + offset for number in value)
+            return tuple(number + self._offset(key) for number in value)
         return None
+
+    def _offset(self, key: str) -> int:
+        """DFlash's own key counts by what leaves a layer, whatever the spec says of EAGLE-3's keys."""
+        if self.family is Family.DFLASH:
+            return 1 if key == _LEAVING else 0
+        return 1 if self.speculation.layer_convention == "output" else 0
+
+    @property
+    def states_without_ids(self) -> int:
+        """How many states the engine hands over where no ids are given."""
+        if self.family is Family.DFLASH:
+            return whole(self.config, "num_hidden_layers") or DEFAULT_STATES
+        return whole(self.config, "num_aux_hidden_states") or DEFAULT_STATES
 
 
 def is_id_list(value: object) -> bool:

@@ -8,9 +8,9 @@ _HEAD = """\
 # What preflight checks
 
 `regen preflight SPEC` looks at files alone: the draft's `config.json`, the headers and small tables of its weights,
-samples of its numbers, the target's `config.json` and tokenizer, the installed engine's source, and the spec. No engine
-is started, no GPU is used, no weights are downloaded; it takes seconds for a target of any size. `regen run` begins
-with the same checks, before it writes anything.
+samples of its numbers (of a draft on this machine), the target's `config.json` and tokenizer, the installed engine's
+source, and the spec. No engine is started, no GPU is used, no weights are downloaded; it takes seconds for a target of
+any size. `regen run` begins with the same checks, before it writes anything.
 
 - **refuse**: it cannot work, or nobody could tell that it does not. Exit code 3, and nothing has been started.
 - **warn**: probably wrong, and files cannot be sure. Said at every start.

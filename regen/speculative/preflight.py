@@ -157,6 +157,13 @@ SECTIONS: tuple[Section, ...] = (
                 layers.convention,
             ),
             Check(
+                "layer-ids-unusual",
+                WARN,
+                "The layer ids lie close together",
+                "Trainers take a low, a middle and a high layer; wrong layers draft badly and show as no error.",
+                layers.ids_unusual,
+            ),
+            Check(
                 "aux-states-off",
                 REFUSE,
                 "Auxiliary states are switched off, and the head has a fusion layer for them",
@@ -242,6 +249,13 @@ SECTIONS: tuple[Section, ...] = (
                 "The table leads outside the target's vocabulary",
                 "The engine would write outside its logits, on a GPU without an error.",
                 sizes.d2t_out_of_range,
+            ),
+            Check(
+                "d2t-unsorted",
+                WARN,
+                "The table is not in order",
+                "Every known trainer writes it in order; a shuffled table gives each draft id another token's meaning.",
+                sizes.d2t_unsorted,
             ),
             Check(
                 "d2t-t2d-disagree",

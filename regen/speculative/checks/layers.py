@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from regen.speculative.checks.subject import head_of, target_hidden_size, target_layers
-from regen.speculative.draft import DEFAULT_STATES, Draft, Family, default_ids, is_id_list, specforge_ids, whole
+from regen.speculative.draft import Draft, Family, default_ids, is_id_list, specforge_ids, whole
 from regen.speculative.evidence import Evidence, Fault
 
 
-def _with_states(evidence: Evidence) -> Draft | None:
-    draft = head_of(evidence, Family.EAGLE3)
+def _with_states(evidence: Evidence, *families: Family) -> Draft | None:
+    draft = head_of(evidence, Family.EAGLE3, *families)
     return draft if draft is not None and draft.uses_states else None
 
 
@@ -24,7 +24,7 @@ def ids_missing(evidence: Evidence) -> Fault | None:
 
 
 def ids_malformed(evidence: Evidence) -> Fault | None:
-    draft = _with_states(evidence)
+    draft = _with_states(evidence, Family.DFLASH)
     for key, value in draft.written_ids.items() if draft is not None else ():
         if not is_id_list(value):
             return Fault(f"the draft's config.json has {key}: {value!r}", "A list of whole numbers is wanted.")
@@ -32,7 +32,7 @@ def ids_malformed(evidence: Evidence) -> Fault | None:
 
 
 def ids_out_of_range(evidence: Evidence) -> Fault | None:
-    draft, layers = _with_states(evidence), target_layers(evidence)
+    draft, layers = _with_states(evidence, Family.DFLASH), target_layers(evidence)
     ids = draft.layer_ids if draft is not None else None
     if draft is None or ids is None:
         return None
@@ -48,7 +48,7 @@ def ids_out_of_range(evidence: Evidence) -> Fault | None:
 
 
 def ids_count(evidence: Evidence) -> Fault | None:
-    draft = _with_states(evidence)
+    draft = _with_states(evidence, Family.DFLASH)
     width = draft.fusion_width if draft is not None else None
     if draft is None or width is None:
         return None
@@ -56,7 +56,7 @@ def ids_count(evidence: Evidence) -> Fault | None:
     if not hidden or width % hidden:
         return None  # hidden_size and weights_shape speak of that
     states, given = width // hidden, draft.layer_ids
-    count = len(given) if given is not None else whole(draft.config, "num_aux_hidden_states") or DEFAULT_STATES
+    count = len(given) if given is not None else draft.states_without_ids
     if count == states:
         return _said_otherwise(draft, states)
     said = f"names {count} ({_written(draft)})" if given is not None else f"names none, which means {count}"
@@ -132,6 +132,18 @@ def convention(evidence: Evidence) -> Fault | None:
     return None
 
 
+def ids_unusual(evidence: Evidence) -> Fault | None:
+    """Trainers take a low, a middle and a high layer: ids side by side are another target's, or a mistake."""
+    draft, layers = _with_states(evidence), target_layers(evidence)
+    ids = draft.layer_ids if draft is not None else None
+    if draft is None or not ids or layers is None or max(ids) - min(ids) >= layers // 3:
+        return None
+    return Fault(
+        f"the draft's auxiliary layers {_written(draft)} lie within {max(ids) - min(ids) + 1} of the target's {layers}",
+        f"Compare with how the head was trained; {default_ids(layers)} is usual.",
+    )
+
+
 def states_switched_off(evidence: Evidence) -> Fault | None:
     draft = head_of(evidence, Family.EAGLE3)
     if draft is None or draft.uses_states or not draft.has_fusion:
@@ -148,8 +160,8 @@ def _written(draft: Draft) -> str:
 
 
 def _counted(draft: Draft) -> str:
-    is_output = draft.speculation.layer_convention == "output"
-    return f" (layer_convention 'output': {draft.layer_ids} for the engine)" if is_output else ""
+    is_counted = str(list(draft.layer_ids or ())) != _written(draft)
+    return f" ({list(draft.layer_ids or ())} as the engine counts)" if is_counted else ""
 
 
 def _sorted(value: object) -> tuple[int, ...]:

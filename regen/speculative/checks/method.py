@@ -47,6 +47,11 @@ def draft_architecture_unknown(evidence: Evidence) -> Fault | None:
     draft, known = draft_of(evidence), evidence.engine.draft_architectures
     if draft is None or not known or "auto_map" in draft.raw or draft.family not in (None, evidence.method):
         return None
+    if not draft.architectures and not draft.is_speculators and draft.family is not Family.MEDUSA:
+        return Fault(
+            "the draft's config.json names no architecture",
+            "Write `architectures` into it: LlamaForCausalLMEagle3 for an EAGLE-3 head of Llama layers.",
+        )
     names = _engine_architectures(draft)
     if not names or known.intersection(names):
         return None

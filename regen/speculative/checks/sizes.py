@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from regen.speculative.checks.subject import draft_of, head_of, target_hidden_size, target_vocab_size
 from regen.speculative.draft import Draft, Family, whole
 from regen.speculative.evidence import Evidence, Fault
@@ -158,6 +160,19 @@ def d2t_out_of_range(evidence: Evidence) -> Fault | None:
                 f"the draft's d2t sends draft id {number} to {number} + {offset} = {number + offset}, the target's"
                 f" vocabulary has {found[2]} ids",
                 _OTHER_TABLE + hint,
+            )
+    return None
+
+
+def d2t_unsorted(evidence: Evidence) -> Fault | None:
+    found = _reduced(evidence)
+    table = found[0].checkpoint.integers.get("d2t") if found is not None else None
+    for number, (one, other) in enumerate(pairwise(table or ())):
+        if other + 1 < one:  # target ids number + one and number + 1 + other
+            return Fault(
+                f"the draft's d2t sends draft id {number} to {number + one} and draft id {number + 1} to"
+                f" {number + 1 + other}: not in order",
+                "Compare it with the mapping that the head was trained with.",
             )
     return None
 

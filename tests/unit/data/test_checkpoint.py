@@ -76,6 +76,15 @@ def test_a_shape_that_its_bytes_do_not_fit_is_damage(tmp_path: Path) -> None:
     assert problem.fault is FileFault.DAMAGED
 
 
+def test_one_nan_anywhere_in_a_small_checkpoint_is_seen(tmp_path: Path) -> None:
+    folder = eagle3().write(tmp_path / "head")
+    rows = 2**17
+    numbers = bytearray(b"\x80\x3c" * (rows * 32))
+    numbers[2 * 32 * 40_000 : 2 * 32 * 40_000 + 2] = b"\xc0\x7f"
+    write_safetensors(folder / "model.safetensors", {"w": Values("BF16", (rows, 32), bytes(numbers))})
+    assert read(folder).not_finite == ("w",)
+
+
 def test_a_link_that_leads_nowhere_is_an_absent_file(tmp_path: Path) -> None:
     folder = eagle3().write(tmp_path / "head")
     (folder / "model.safetensors").unlink()

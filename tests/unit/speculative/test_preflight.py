@@ -137,6 +137,14 @@ def latent_attention(head: Head) -> None:
     head.config |= {"architectures": ["Eagle3DeepseekV2ForCausalLM"], "model_type": "kimi_k2", "kv_lora_rank": 16}
 
 
+def dflash(ids_key: list[int] | None, width: int = 3 * HIDDEN) -> Head:
+    """A block drafter: two ordinary layers over the fused states."""
+    config = {**TARGET, "architectures": ["DFlashDraftModel"], "num_hidden_layers": 2, "block_size": 16}
+    config["dflash_config"] = {"mask_token_id": 1, "target_layer_ids": ids_key}
+    tensors = {"fc.weight": weight(HIDDEN, width), "hidden_norm.weight": weight(HIDDEN), "norm.weight": weight(HIDDEN)}
+    return Head(config, tensors | layer("layers.0") | layer("layers.1"))
+
+
 def wide_target(head: Head) -> None:
     head.config["target_hidden_size"] = 64
     head.tensors["fc.weight"] = weight(HIDDEN, 3 * 64)
@@ -195,6 +203,7 @@ BROKEN = [
         "draft-architecture-unknown",
         change=config(architectures=["GemmaForCausalLM"]),
     ),
+    Case("no architecture", "draft-architecture-unknown", change=without("architectures")),
     Case(
         "the target's class has no inner states",
         "target-cannot-feed-draft",
@@ -259,6 +268,14 @@ BROKEN = [
     Case("vLLM's default as output", "layer-convention", speculation={"layer_convention": "output"}),
     Case("both conventions at once", "layer-convention", change=ids([2, 6, 9], [1, 5, 8])),
     Case("states off, fusion there", "aux-states-off", change=ids([2, 6, 9], [2, 6, 9], use_aux_hidden_state=False)),
+    Case(
+        "DFlash, a layer beyond",
+        "layer-ids-out-of-range",
+        head=lambda: dflash([1, 5, 12]),
+        speculation={"method": "dflash"},
+    ),
+    Case("DFlash, two for three", "layer-ids-count", head=lambda: dflash([1, 5]), speculation={"method": "dflash"}),
+    Case("layers side by side", "layer-ids-unusual", change=ids([1, 2, 3], [1, 2, 3])),
     # --- sizes
     Case("another width", "hidden-size", target={"hidden_size": 48}),
     Case("another vocabulary", "vocabulary-size", target={"vocab_size": 32000}),
@@ -298,6 +315,11 @@ BROKEN = [
         "one target id twice",
         "d2t-t2d-disagree",
         change=tensor("d2t", long_table([0, -1, *range(2, DRAFT_VOCABULARY)])),
+    ),
+    Case(
+        "a shuffled table",
+        "d2t-unsorted",
+        change=tensor("d2t", long_table([2, -1, *range(2, DRAFT_VOCABULARY)])),
     ),
     # --- files
     Case("no config", "draft-config-unusable", change=files(config__json=None)),
@@ -531,6 +553,8 @@ HEALTHY = [
         change=config(architectures=["EagleLlamaForCausalLM"]),
         speculation={"method": "eagle"},
     ),
+    Case("DFlash", head=lambda: dflash([1, 5, 11]), speculation={"method": "dflash", "num_tokens": 15}),
+    Case("DFlash without ids", head=lambda: dflash(None, 2 * HIDDEN), speculation={"method": "dflash"}),
     Case("a draft model", head=whole_model, speculation={"method": "draft_model"}),
     Case(
         "a draft model with the target's tokenizer",
