@@ -95,19 +95,21 @@ def plan(spec: Spec, as_json: AsJson = False) -> None:
 @app.command()
 def preflight(spec: Spec, as_json: AsJson = False) -> None:
     """What files alone can tell about speculation; exit 3 when it cannot work."""
-    from dataclasses import asdict
-
     from regen.data.target import resolve_target
-    from regen.run.start import find, require_healthy
+    from regen.observe.tables import findings_table
+    from regen.run.preflight import examine, refuse
     from regen.spec import load_spec
+    from regen.store.storage import open_storage
 
     parsed = load_spec(spec)
-    findings = find(parsed, resolve_target(parsed.target))
+    findings = examine(parsed, resolve_target(parsed.target), open_storage(parsed.output))
     if as_json:
-        print(json.dumps([asdict(finding) for finding in findings], indent=1))
-    require_healthy(findings, _say)
-    if not as_json:
+        print(json.dumps([finding.to_json() for finding in findings], indent=1))
+    elif findings:
+        _console().print(findings_table(findings))
+    else:
         print("preflight: speculation is off" if parsed.speculation is None else "preflight: nothing found")
+    refuse(findings)
 
 
 @app.command()

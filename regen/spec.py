@@ -33,6 +33,22 @@ def parse_size_bytes(value: object) -> object:
 _SHAPING_VLLM_ARGS = ("dtype", "quantization", "kv_cache_dtype", "seed", "hf_overrides")
 _SHAPING_FAKE_FIELDS = ("answer_tokens", "answer_spread", "vocabulary", "end_token_id")
 
+# Settings of engines' speculation that change what is sampled, and the values of them that do not. vLLM's names, of
+# this and of earlier versions, and SGLang's.
+LOSSY_SPECULATION_ARGS: dict[str, tuple[object, ...]] = {
+    "rejection_sample_method": (None, "standard", "block"),
+    "synthetic_acceptance_rates": (None,),
+    "synthetic_acceptance_length": (None,),
+    "acceptance_method": (None, "rejection_sampler"),
+    "spec_decoding_acceptance_method": (None, "rejection_sampler"),
+    "posterior_threshold": (None,),
+    "posterior_alpha": (None,),
+    "typical_acceptance_sampler_posterior_threshold": (None,),
+    "typical_acceptance_sampler_posterior_alpha": (None,),
+    "speculative_accept_threshold_single": (None, 1, 1.0),
+    "speculative_accept_threshold_acc": (None, 1, 1.0),
+}
+
 SizeBytes = Annotated[int, BeforeValidator(parse_size_bytes), Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -149,7 +165,9 @@ class SpeculationSpec(_Strict):
         description="Always passed to the engine as given; never guessed from a path."
     )
     draft: str | None = Field(None, description="The draft's folder or hub name. None for ngram and suffix.")
-    num_tokens: int = Field(ge=1, description="Draft tokens per verification step.")
+    num_tokens: int = Field(
+        0, ge=0, description="Draft tokens per verification step. Mandatory: preflight refuses without."
+    )
     args: dict[str, Any] = Field(
         default_factory=dict, description="More of the engine's speculative config, for example prompt_lookup_max."
     )
@@ -160,6 +178,9 @@ class SpeculationSpec(_Strict):
     gate: Literal["fail", "disable", "warn"] = Field("fail", description="When speculation does not work at warm-up.")
     guard: Literal["fail", "disable", "warn"] = Field("disable", description="When it stops working during the run.")
     calibrate: Literal["auto", "off", "required"] = Field("auto", description="Measure whether it pays.")
+    accept: list[str] = Field(
+        default_factory=list, description="Codes of preflight findings to go on with, although they refuse."
+    )
 
     @property
     def draft_name(self) -> str:
@@ -381,13 +402,14 @@ def not_acted_on(spec: RunSpec) -> list[str]:
     """Settings that are kept with the run and change nothing in this version, given or not; named at every start."""
     if spec.speculation is None:
         return []
-    return [f"speculation.{name}" for name in ("layer_convention", "expected", "gate", "guard", "calibrate")]
+    return [f"speculation.{name}" for name in ("expected", "gate", "guard", "calibrate")]
 
 
 def output_shaping(spec: RunSpec) -> dict[str, Any]:
     """The part of the spec that decides what is written, as plain data with dotted keys.
 
-    Speculation, replicas, slots, intervals, limits and metrics are not in it: they may change between sessions.
+    Speculation, replicas, slots, intervals, limits and metrics are not in it: they may change between sessions. Only
+    settings of speculation that change what is sampled are.
     """
     data = spec.model_dump(mode="json")
     engine = data["engine"]
@@ -404,7 +426,16 @@ def output_shaping(spec: RunSpec) -> dict[str, Any]:
         kept["engine"]["args"] = {name: spec.engine.args.get(name) for name in _SHAPING_VLLM_ARGS}
     else:
         kept["engine"].update({name: engine[name] for name in _SHAPING_FAKE_FIELDS})
+    if lossy := _lossy_speculation(spec):
+        kept["speculation"] = {"args": lossy}
     return dict(_flatten(kept, ""))
+
+
+def _lossy_speculation(spec: RunSpec) -> dict[str, Any]:
+    args = spec.speculation.args if spec.speculation is not None else {}
+    return {
+        name: args[name] for name, keeps in LOSSY_SPECULATION_ARGS.items() if name in args and args[name] not in keeps
+    }
 
 
 def fingerprint(shaping: dict[str, Any]) -> str:

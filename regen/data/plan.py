@@ -120,6 +120,17 @@ class RunPlan:
             _check_rows(part, table.num_rows)
             yield from zip(chosen["ordinal"].to_pylist(), chosen["source"].to_pylist(), strict=True)
 
+    def prompts_longer_than(self, tokens: int) -> tuple[int, int]:
+        """(rows that are not refused, those of them whose first prompt is longer); reads two columns."""
+        planned = longer = 0
+        for number in range(len(self.summary.parts)):
+            with self._lock:
+                table = self._file(number).read_columns(["prompt_tokens", "stage"])
+            lengths = table.filter(pc.is_null(table["stage"]))["prompt_tokens"]
+            planned += len(lengths)
+            longer += sum((length or 0) > tokens for length in lengths.to_pylist())
+        return planned, longer
+
     def _row(self, ordinal: int) -> PlannedRow:
         group, offset = self._group_of(ordinal)
         return group[offset]

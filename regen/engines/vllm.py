@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from regen.errors import EngineDied, EngineStartFailed, RowFailed, RowRefused
@@ -41,13 +42,19 @@ class VllmEngine:
         trust_remote_code: bool,
         spec: VllmEngineSpec,
         speculation: SpeculationSpec | None,
+        draft_folder: Callable[[], Path] | None = None,
     ) -> None:
-        """`model` is what vLLM loads: a local folder, or a hub name with the commit that the run has recorded."""
+        """`model` is what vLLM loads: a local folder, or a hub name with the commit that the run has recorded.
+
+        `draft_folder` is called while the engine starts, in a thread: it makes the draft's folder that vLLM is given in
+        place of `speculation.draft`.
+        """
         self._model = model
         self._revision = revision
         self._trust_remote_code = trust_remote_code
         self._spec = spec
         self._speculation = speculation
+        self._draft_folder = draft_folder
         self._totals = _Totals()
         self._llm: Any = None
 
@@ -101,8 +108,11 @@ class VllmEngine:
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        draft = None if self._draft_folder is None else str(self._draft_folder())
         arguments = AsyncEngineArgs(
-            **engine_arguments(self._model, self._revision, self._trust_remote_code, self._spec, self._speculation)
+            **engine_arguments(
+                self._model, self._revision, self._trust_remote_code, self._spec, self._speculation, draft
+            )
         )
         # vLLM sizes its batches by how it is used: as an offline `LLM` (16k tokens a step on large GPUs), or as a
         # server that minds latency (half of that or less). A batch run is the former.
@@ -128,8 +138,12 @@ def engine_arguments(
     trust_remote_code: bool,
     spec: VllmEngineSpec,
     speculation: SpeculationSpec | None,
+    draft: str | None = None,
 ) -> dict[str, Any]:
-    """What `AsyncEngineArgs` is made with. The spec's own fields win; `spec.args` may not name them (spec.py)."""
+    """What `AsyncEngineArgs` is made with. The spec's own fields win; `spec.args` may not name them (spec.py).
+
+    `draft`, if given, is loaded in place of `speculation.draft`.
+    """
     arguments: dict[str, Any] = {
         "disable_log_stats": True,  # vLLM's periodic log lines; regen's own stat logger is installed all the same
         "enable_log_requests": False,
@@ -142,16 +156,16 @@ def engine_arguments(
         "max_num_seqs": spec.slots,
     }
     if speculation is not None:
-        arguments["speculative_config"] = speculative_config(speculation)
+        arguments["speculative_config"] = speculative_config(speculation, draft)
         arguments["per_request_spec_decode_metrics"] = "summary"
     return arguments
 
 
-def speculative_config(speculation: SpeculationSpec) -> dict[str, Any]:
+def speculative_config(speculation: SpeculationSpec, draft: str | None = None) -> dict[str, Any]:
     """vLLM's own form. The method is always explicit: with none, vLLM guesses it from words in the draft's path."""
     config = {**speculation.args, "method": speculation.method, "num_speculative_tokens": speculation.num_tokens}
     if speculation.draft is not None:
-        config["model"] = speculation.draft
+        config["model"] = draft or speculation.draft
     return config
 
 

@@ -33,6 +33,35 @@ class SourceFacts(Protocol):
     def turns(self) -> int: ...
 
 
+class FindingFacts(Protocol):
+    """What preflight's table shows of one finding."""
+
+    @property
+    def code(self) -> str: ...
+    @property
+    def severity(self) -> str: ...
+    @property
+    def found(self) -> str: ...
+    @property
+    def why(self) -> str: ...
+    @property
+    def fix(self) -> str: ...
+
+
+def findings_table(findings: Sequence[FindingFacts]) -> Table:
+    """One line a finding: how bad, its code, what was found, why it matters and what to do."""
+    table = _left("Preflight")
+    for name in ("", "code"):
+        table.add_column(name, no_wrap=True)
+    for name in ("found", "why, and what to do"):
+        table.add_column(name, overflow="fold")
+    for finding in findings:
+        table.add_row(
+            *map(_plain, (str(finding.severity), finding.code, finding.found, f"{finding.why} {finding.fix}"))
+        )
+    return table
+
+
 def plan_table(sources: Sequence[SourceFacts], digest: str) -> Group:
     """One line a source: rows, accepted, rejected, tokens of first prompts; below it the reasons, and the digest."""
     table = _left("Plan")

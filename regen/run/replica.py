@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from regen.data.target import resolve_target
 from regen.data.template import load_template
 from regen.engines.fake import FakeEngine
 from regen.protocols import Engine
+from regen.run.draft_folder import make_draft_folder
 from regen.run.setup import WorkerSetup
 from regen.run.worker import Exchange, Worker
-from regen.spec import FakeEngineSpec
+from regen.spec import FakeEngineSpec, SpeculationSpec
 
 
 def build_engine(setup: WorkerSetup) -> Engine:
@@ -26,18 +29,25 @@ def build_engine(setup: WorkerSetup) -> Engine:
         trust_remote_code=spec.target.trust_remote_code,
         spec=spec.engine,
         speculation=spec.speculation,
+        draft_folder=_draft_folder(spec.speculation, setup),
     )
 
 
-def _tokenizer_folder(setup: WorkerSetup) -> Path:
-    """Where the driver found the tokenizer; on another node, a hub model's is fetched again, at the same commit."""
+def _target_folder(setup: WorkerSetup) -> Path:
+    """Where the driver found config and tokenizer; on another node, a hub model's are fetched again, at its commit."""
     if setup.model_folder.is_dir() or setup.model_revision is None:
         return setup.model_folder
     return resolve_target(setup.run.spec.target.model_copy(update={"revision": setup.model_revision})).folder
 
 
+def _draft_folder(speculation: SpeculationSpec | None, setup: WorkerSetup) -> Callable[[], Path] | None:
+    if speculation is None or speculation.draft is None:
+        return None
+    return partial(make_draft_folder, speculation, _target_folder(setup))
+
+
 def build_worker(setup: WorkerSetup, exchange: Exchange) -> Worker:
     """A worker ready to `run`. Loads the tokenizer (a second or so)."""
     target = setup.run.spec.target
-    template = load_template(_tokenizer_folder(setup), target.trust_remote_code, target.template_kwargs)
+    template = load_template(_target_folder(setup), target.trust_remote_code, target.template_kwargs)
     return Worker(setup, build_engine(setup), template, exchange)

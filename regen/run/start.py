@@ -18,16 +18,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from regen.data.changes import ChangedFile, PlanChanges, changed_files, plan_changes
 from regen.data.plan import RunPlan, open_plan, read_summary
 from regen.data.plan_summary import PlanSummary
 from regen.data.planning import build_plan
 from regen.data.target import Target, resolve_target
-from regen.errors import FingerprintDrift, PreflightRefused, SpecError
+from regen.errors import FingerprintDrift
 from regen.protocols import Storage
 from regen.records import WorkerId
+from regen.run.preflight import examine, examine_lengths, require_healthy
 from regen.run.record import (
     Drift,
     RunRecord,
@@ -40,7 +40,6 @@ from regen.run.record import (
 )
 from regen.run.setup import RunSetup, WorkerSetup
 from regen.spec import RunSpec, not_acted_on
-from regen.speculative.preflight import Evidence, Finding, Severity, preflight
 from regen.store.control import DriftAccepted
 from regen.store.holder import Holder, Liveness, held, read_holder, watch
 from regen.store.machine import machine_identity, process_exists
@@ -83,7 +82,7 @@ def begin(spec: RunSpec, options: StartOptions, say: Say) -> Begun:
     storage = open_storage(spec.output)
     claim_seen = refuse_if_held(storage, options.take_over)
     target = resolve_target(spec.target)
-    require_healthy(find(spec, target), say)
+    require_healthy(examine(spec, target, storage), say)
     _say_not_acted_on(spec, say)
     record = make_record(spec, target)
     before = read_record(storage)
@@ -94,6 +93,7 @@ def begin(spec: RunSpec, options: StartOptions, say: Say) -> Begun:
     is_new = not has_plan(storage)
     summary = _planned(spec, target, storage, options) if is_new else _unchanged(spec, target, storage, options)
     if is_new:
+        require_healthy(examine_lengths(spec, target, storage), say)
         claim_seen = refuse_if_held(storage, options.take_over)  # planning takes time, and others start meanwhile
     return Begun(storage, record, summary, _setup(record, target, storage, options, drift, claim_seen), is_new)
 
@@ -106,7 +106,7 @@ def resume(run_url: str, options: StartOptions, say: Say) -> Begun:
     spec = before.spec.model_copy(update={"output": run_url})  # the folder may have been moved
     claim_seen = refuse_if_held(storage, options.take_over)
     target = resolve_target(spec.target)
-    require_healthy(find(spec, target), say)
+    require_healthy(examine(spec, target, storage), say)
     _say_not_acted_on(spec, say)
     record = make_record(spec, target)
     drift = _accepted_drift(before, record, storage, options)
@@ -141,24 +141,6 @@ def _await_orphan(holder: Holder | None) -> None:
     deadline = time.monotonic() + ORPHAN_SECONDS
     while process_exists(holder.coordinator_pid) and time.monotonic() < deadline:
         time.sleep(0.1)
-
-
-def find(spec: RunSpec, target: Target) -> list[Finding]:
-    """Preflight: what files alone tell about speculation. Empty when it is off."""
-    if spec.speculation is None:
-        return []
-    draft_config = None if spec.speculation.draft is None else _draft_config(spec.speculation.draft)
-    return preflight(Evidence(spec.speculation, spec.sampling, target.generation_config, draft_config))
-
-
-def require_healthy(findings: list[Finding], say: Say) -> None:
-    """Say the warnings. Raises PreflightRefused with every finding that refuses."""
-    for finding in findings:
-        if finding.severity is Severity.WARN:
-            say(f"warning: {finding}")
-    refused = [str(finding) for finding in findings if finding.severity is Severity.REFUSE]
-    if refused:
-        raise PreflightRefused("preflight refuses this run:\n" + "\n".join(refused))
 
 
 def has_plan(storage: Storage) -> bool:
@@ -290,28 +272,6 @@ def _drift_record(session: str, accepted: Drift, record: RunRecord, storage: Sto
         return None
     fields = {name: (json.dumps(was), json.dumps(now)) for name, (was, now) in accepted.items()}
     return DriftAccepted(session, fields, require_record(storage).fingerprint, record.fingerprint)
-
-
-def _draft_config(draft: str) -> dict[str, Any]:
-    folder = Path(draft).expanduser()
-    if not folder.is_dir():
-        from huggingface_hub import hf_hub_download
-
-        try:
-            path = Path(hf_hub_download(draft, "config.json"))
-        except (OSError, ValueError) as error:
-            raise SpecError(
-                f"speculation.draft: {draft!r} is no folder and its config.json was not found on the hub: {error}"
-            ) from error
-    else:
-        path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SpecError(f"speculation.draft: {path} cannot be read as JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise SpecError(f"speculation.draft: {path} is not a JSON object")
-    return config
 
 
 def _new_session() -> str:

@@ -53,7 +53,6 @@ def refusal(**changes: Any) -> str:
             {"speculation": {"method": "ngram", "draft": "d", "num_tokens": 3}},
             "draft 'd' conflicts with method 'ngram'",
         ),
-        ({"speculation": {"method": "ngram"}}, "speculation.num_tokens: is missing"),
         ({"sampling": {"max_tokens": 9999}}, "sampling.max_tokens (9999) leaves no room"),
         ({"sampling": {"max_tokens": 9, "temperature": 0.001}}, "neither 0 (greedy) nor in 0.01..2"),
         ({"sampling": {"max_tokens": 9, "temperature": [{"value": 1, "share": 0.4}]}}, "must add up to 1"),
@@ -166,3 +165,11 @@ def test_settings_that_are_kept_and_not_acted_on_are_named() -> None:
     speculation = {"method": "ngram", "num_tokens": 2}
     assert "speculation.gate" in not_acted_on(parse_spec(raw(speculation=speculation), origin="x"))
     assert not_acted_on(parse_spec(raw(), origin="x")) == []
+
+
+def test_settings_that_change_what_is_sampled_are_in_the_fingerprint_and_no_other_of_speculation() -> None:
+    lossless = {"method": "ngram", "num_tokens": 2, "args": {"rejection_sample_method": "block"}}
+    lossy = {**lossless, "args": {"rejection_sample_method": "synthetic"}}
+    plain = output_shaping(parse_spec(raw(), origin="x"))
+    assert output_shaping(parse_spec(raw(speculation=lossless), origin="x")) == plain
+    assert output_shaping(parse_spec(raw(speculation=lossy), origin="x")) != plain

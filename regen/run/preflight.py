@@ -1,0 +1,108 @@
+"""Preflight's hands: reads target, draft, installed engine and plan, lets the table judge, and refuses.
+
+Reads files only and starts nothing: seconds. What is judged is in speculative/preflight.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from regen.checkpoints import Checkpoint
+from regen.data.checkpoint import read_checkpoint
+from regen.data.model_files import HubFiles, LocalFiles, model_files
+from regen.data.plan import open_plan, read_summary
+from regen.data.target import Target
+from regen.engines.vllm_facts import vllm_facts
+from regen.errors import PreflightRefused, SpecError
+from regen.protocols import Storage
+from regen.spec import RunSpec, SpeculationSpec, VllmEngineSpec
+from regen.speculative.checks.subject import draft_of
+from regen.speculative.evidence import Evidence, Finding, Prompts, Severity
+from regen.speculative.preflight import CHECKS, preflight
+
+_LENGTHS = tuple(check for check in CHECKS if check.code == "draft-positions")
+
+
+def examine(spec: RunSpec, target: Target, storage: Storage) -> list[Finding]:
+    """All findings; none when speculation is off. Planned prompts count if the run folder has a plan.
+
+    Raises SpecError if the draft is nowhere to be found.
+    """
+    if spec.speculation is None:
+        return []
+    return preflight(_with_prompts(_evidence(spec, spec.speculation, target), storage))
+
+
+def examine_lengths(spec: RunSpec, target: Target, storage: Storage) -> list[Finding]:
+    """What only the plan can add, once there is one: how many prompts are longer than the draft's positions."""
+    if spec.speculation is None or spec.speculation.draft is None:
+        return []
+    return preflight(_with_prompts(_evidence(spec, spec.speculation, target), storage), _LENGTHS)
+
+
+def require_healthy(findings: Iterable[Finding], say: Callable[[str], None]) -> None:
+    """Say warnings and notes. Raises PreflightRefused with every finding that refuses."""
+    found = list(findings)
+    for finding in found:
+        if finding.severity is not Severity.REFUSE:
+            say(f"{'warning' if finding.severity is Severity.WARN else 'note'}: {finding}")
+    refuse(found)
+
+
+def refuse(findings: Iterable[Finding]) -> None:
+    """Raises PreflightRefused with every finding that refuses, if there is one."""
+    refused = [str(finding) for finding in findings if finding.severity is Severity.REFUSE]
+    if refused:
+        raise PreflightRefused("preflight refuses this run:\n" + "\n".join(refused))
+
+
+def _evidence(spec: RunSpec, speculation: SpeculationSpec, target: Target) -> Evidence:
+    """The fake engine stands in for vLLM, and is judged as if it were it; only settings it takes unread are not."""
+    facts = vllm_facts(target.architectures)
+    is_vllm = isinstance(spec.engine, VllmEngineSpec)
+    return Evidence(
+        speculation=speculation,
+        sampling=spec.sampling,
+        target=_target(target, speculation),
+        draft=None if speculation.draft is None else _draft(speculation.draft, speculation),
+        engine=facts if is_vllm else replace(facts, speculation_args=frozenset()),
+        max_model_len=spec.engine.max_model_len,
+        engine_args=spec.engine.args if isinstance(spec.engine, VllmEngineSpec) else {},
+        target_path=str(target.folder) if Path(target.model).expanduser().is_dir() else target.model,
+    )
+
+
+def _target(target: Target, speculation: SpeculationSpec) -> Checkpoint:
+    """Its headers are of interest only where it is the draft itself (MTP)."""
+    is_local, is_draft = Path(target.model).expanduser().is_dir(), speculation.method == "mtp"
+    files = LocalFiles(target.folder) if is_local or not is_draft else model_files(target.model, target.commit)
+    return read_checkpoint(
+        target.model,
+        files,
+        with_samples=False,
+        with_vocabulary=speculation.draft is not None,
+        with_headers=is_local and is_draft,
+    )
+
+
+def _draft(name: str, speculation: SpeculationSpec) -> Checkpoint:
+    revision = speculation.args.get("revision")
+    try:
+        files = model_files(name, str(revision) if revision is not None else None)
+    except (OSError, ValueError) as error:
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise SpecError(
+            f"speculation.draft: {name!r} is no folder and was not found on the hub: {first_line}"
+        ) from error
+    # Samples of weights that are not here would be a hundred requests.
+    return read_checkpoint(name, files, with_samples=not isinstance(files, HubFiles), with_vocabulary=True)
+
+
+def _with_prompts(evidence: Evidence, storage: Storage) -> Evidence:
+    draft = draft_of(evidence)
+    if draft is None or draft.positions is None or read_summary(storage) is None:
+        return evidence
+    planned, beyond = open_plan(storage).prompts_longer_than(draft.positions)
+    return replace(evidence, prompts=Prompts(planned, beyond))

@@ -1,0 +1,1 @@
+"""The checks of preflight, by what they look at. Pure: evidence in, at most one fault out."""
