@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -83,8 +84,10 @@ def plan(spec: Spec, as_json: AsJson = False) -> None:
     from regen.observe.tables import plan_table
     from regen.run.start import StartOptions, dry_plan
     from regen.spec import load_spec
+    from regen.store.storage import open_storage
 
     parsed = load_spec(spec)
+    open_storage(parsed.output)  # an output that `run` would refuse is said now
     with dry_plan(parsed, resolve_target(parsed.target), StartOptions().processes) as planned:
         if as_json:
             print(planned.summary.to_json().decode("ascii"), end="")
@@ -270,6 +273,8 @@ def _exit(url: str, found: Standing, allow_rejects: bool) -> None:
     if not found.is_finished:
         _say(f"drained: what is finished is committed; continue with: regen resume {url}")
         raise typer.Exit(ExitCode.DRAINED)
+    if found.is_capped_often:
+        _say("warning: more than 10 % of the rows hit sampling.max_tokens and are cut: `truncated`, not `ok`")
     if lost and not allow_rejects:
         _say(f"completed with rejects: {lost:,} rows have no answer, each with stage and reason in its row")
         raise typer.Exit(ExitCode.COMPLETED_WITH_REJECTS)
@@ -293,10 +298,11 @@ def _print_look(seen: Look) -> None:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _console() -> Console:
-    from rich.console import Console
+    from regen.observe.live import TirelessConsole
 
-    return Console()
+    return TirelessConsole()

@@ -29,8 +29,35 @@ def parse_size_bytes(value: object) -> object:
     return value
 
 
-# What of an engine's own settings changes its answers, beyond length limits.
-_SHAPING_VLLM_ARGS = ("dtype", "quantization", "kv_cache_dtype", "seed", "hf_overrides")
+# What of vLLM's own settings may change between sessions: where and how fast it computes, not what. Anything else is
+# taken to shape answers.
+_FREE_VLLM_ARGS = frozenset(
+    {
+        "async_scheduling",
+        "block_size",
+        "compilation_config",
+        "cudagraph_capture_sizes",
+        "data_parallel_backend",
+        "data_parallel_size",
+        "disable_custom_all_reduce",
+        "disable_log_stats",
+        "distributed_executor_backend",
+        "download_dir",
+        "enable_chunked_prefill",
+        "enable_expert_parallel",
+        "enable_prefix_caching",
+        "enforce_eager",
+        "gpu_memory_utilization",
+        "kv_cache_memory_bytes",
+        "load_format",
+        "max_num_batched_tokens",
+        "max_parallel_loading_workers",
+        "num_gpu_blocks_override",
+        "pipeline_parallel_size",
+        "stream_interval",
+        "tensor_parallel_size",
+    }
+)
 _SHAPING_FAKE_FIELDS = ("answer_tokens", "answer_spread", "vocabulary", "end_token_id")
 
 # Settings of engines' speculation that change what is sampled, and the values of them that do not. vLLM's names, of
@@ -49,7 +76,7 @@ LOSSY_SPECULATION_ARGS: dict[str, tuple[object, ...]] = {
     "speculative_accept_threshold_acc": (None, 1, 1.0),
 }
 
-SizeBytes = Annotated[int, BeforeValidator(parse_size_bytes), Field(gt=0)]
+SizeBytes = Annotated[int, BeforeValidator(parse_size_bytes), Field(gt=0)]  # B, kB, MB, GB, KiB, MiB, GiB
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -368,8 +395,8 @@ def parse_spec(raw: dict[str, Any], origin: str) -> RunSpec:
 
 
 def dump_spec(spec: RunSpec) -> str:
-    """The spec as YAML, every field written out. `parse_spec` of it is equal to `spec`."""
-    return yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    """The spec as YAML, as far as its fields were given. `parse_spec` of it is equal to `spec`."""
+    return yaml.safe_dump(spec.model_dump(mode="json", exclude_unset=True), sort_keys=False, allow_unicode=True)
 
 
 def with_absolute_paths(spec: RunSpec) -> RunSpec:
@@ -399,10 +426,9 @@ def with_absolute_paths(spec: RunSpec) -> RunSpec:
 
 
 def not_acted_on(spec: RunSpec) -> list[str]:
-    """Settings that are kept with the run and change nothing in this version, given or not; named at every start."""
-    if spec.speculation is None:
-        return []
-    return [f"speculation.{name}" for name in ("expected", "gate", "guard", "calibrate")]
+    """Settings that were given, are kept with the run, and change nothing in this version; said aloud at the start."""
+    given = spec.speculation.model_fields_set if spec.speculation else frozenset()
+    return [f"speculation.{name}" for name in ("expected", "gate", "guard", "calibrate") if name in given]
 
 
 def output_shaping(spec: RunSpec) -> dict[str, Any]:
@@ -417,13 +443,18 @@ def output_shaping(spec: RunSpec) -> dict[str, Any]:
     kept = {
         "target": target,  # which model it is, says its commit (data/target.py): a moved folder is the same model
         "sampling": data["sampling"],
-        "sources": {source["name"]: source for source in data["sources"]},
+        # Where a source lies is not what it is: its files are compared by content (data/changes.py).
+        "sources": {
+            source["name"]: {key: value for key, value in source.items() if key != "path"} for source in data["sources"]
+        },
         "rows": data["rows"],
         "rows_per_shard": data["checkpoint"]["rows_per_shard"],
         "engine": {"kind": engine["kind"], "max_model_len": engine["max_model_len"]},
     }
     if isinstance(spec.engine, VllmEngineSpec):
-        kept["engine"]["args"] = {name: spec.engine.args.get(name) for name in _SHAPING_VLLM_ARGS}
+        kept["engine"]["args"] = {
+            name: value for name, value in spec.engine.args.items() if name not in _FREE_VLLM_ARGS
+        }
     else:
         kept["engine"].update({name: engine[name] for name in _SHAPING_FAKE_FIELDS})
     if lossy := _lossy_speculation(spec):
@@ -460,5 +491,9 @@ def _reason(item: Any) -> str:
         return "unknown key"
     if item["type"] == "missing":
         return "is missing"
+    if item["type"] == "union_tag_invalid":
+        return f"kind: {item['ctx']['tag']!r} is none of {item['ctx']['expected_tags']}"
+    if item["type"] == "union_tag_not_found":
+        return "kind: is missing"
     message = str(item["msg"]).removeprefix("Value error, ")
     return message if item["type"] == "value_error" else f"{message} (found {item['input']!r})"

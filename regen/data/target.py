@@ -34,6 +34,7 @@ _TOKENIZER_FILES = (
     "tekken.json",
 )
 _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja")
+SAMPLE_BYTES = 1 << 16
 _WEIGHT_ENDINGS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 
 
@@ -42,7 +43,7 @@ class Target:
     """What is known of the target without loading it.
 
     `folder` holds config, tokenizer and template files. `commit` is the hub's, or `local:` and a digest over the
-    configs and the names and sizes of the weight files. `context_tokens` is None where the config does not say.
+    configs and the names, sizes and samples of the weight files. `context_tokens` is None where the config has none.
     """
 
     model: str
@@ -147,8 +148,19 @@ def _local_commit(folder: Path) -> str:
         parts += [name.encode(), path.read_bytes() if path.exists() else b""]
     for path in sorted(folder.iterdir()):
         if path.suffix in _WEIGHT_ENDINGS:
-            parts += [path.name.encode(), str(path.stat().st_size).encode()]
+            parts += [path.name.encode(), str(path.stat().st_size).encode(), *_sampled(path)]
     return "local:" + digest_of(*parts).hex()
+
+
+def _sampled(path: Path) -> list[bytes]:
+    """Beginning, middle and end of a weight file: retrained weights have the same names and sizes."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        samples = []
+        for start in (0, size // 2, max(0, size - SAMPLE_BYTES)):
+            file.seek(start)
+            samples.append(file.read(SAMPLE_BYTES))
+    return samples
 
 
 def _tokenizer_digest(folder: Path) -> str:

@@ -5,6 +5,8 @@ On a terminal the line is redrawn in place; elsewhere a plain line is printed no
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -17,6 +19,14 @@ from regen.observe.progress import Pace, Sample
 from regen.records import CoordinatorStatus, Phase, ReplicaState
 
 PLAIN_LINE_SECONDS = 10.0
+
+
+class TirelessConsole(Console):
+    """A console whose reader may go away: from then on it is silent. rich's own ends the program."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter fails at its last flush
 
 
 class ProgressLine(AbstractContextManager["ProgressLine"]):

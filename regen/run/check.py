@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from regen.data.plan import damaged_parts, open_plan
+from regen.data.plan import damaged_parts, open_plan, read_summary
 from regen.errors import JournalDamaged
 from regen.protocols import Storage
-from regen.run.record import require_record
+from regen.run.record import altered, require_record
 from regen.store import layout
 from regen.store.findings import Code, Finding
 from regen.store.verify import Verification, verify
@@ -54,19 +54,24 @@ class Checked:
             return f"{found.missing:,} of {found.planned:,} rows have no outcome yet (first: {first})"
         total = sum(found.outcomes.values())
         files = f"{found.journal_files:,} journal files, {found.shards:,} of {found.shards_planned:,} shards"
+        files += "" if found.shards == found.shards_planned else " (regen seal writes the others)"
         return f"planned {found.planned:,} == {total:,} outcomes; {files}; every id, count and digest read again"
 
 
 def check(storage: Storage) -> Checked:
     """Everything that `regen verify` checks. Raises SpecError if there is no run here, StoreError."""
     record = require_record(storage)
+    if read_summary(storage) is None:
+        return Checked((Finding(Code.PLAN_DAMAGED, layout.PLAN, "is not there: planning has not ended yet"),), None)
+    problem = altered(record)
+    of_run = () if problem is None else (Finding(Code.RUN_ALTERED, layout.RUN, problem),)
     try:
         plan = open_plan(storage)
         damaged = tuple(_plan_finding(problem) for problem in damaged_parts(storage, plan.summary))
         verification = verify(storage, plan, record.spec.checkpoint.rows_per_shard)
     except JournalDamaged as error:
         return Checked((_plan_finding(str(error)),), None)
-    return Checked((*damaged, *verification.findings), verification)
+    return Checked((*of_run, *damaged, *verification.findings), verification)
 
 
 def _plan_finding(problem: str) -> Finding:

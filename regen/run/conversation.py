@@ -8,6 +8,7 @@ the engine saw and sampled: ids first, text as a view of them.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
@@ -34,7 +35,7 @@ from regen.records import (
     Stage,
     Status,
 )
-from regen.run.setup import WorkerSetup
+from regen.run.setup import RunSetup, WorkerSetup
 from regen.run.stall import StallClock
 
 T = TypeVar("T")
@@ -97,7 +98,7 @@ class Regenerator:
             generations=ending.generations,
             observed=replace(observed, attempts=lease.attempt, generations=ending.seen),
             tools_json=conversation.tools_json,
-            template_kwargs_json=conversation.template_kwargs_json,
+            template_kwargs_json=effective_template_kwargs(self._setup.run, conversation),
             stage=ending.outcome.stage,
             reason=ending.outcome.reason,
             detail=ending.outcome.detail,
@@ -175,6 +176,13 @@ class Regenerator:
 
     async def _off_loop(self, work: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
+
+
+def effective_template_kwargs(run: RunSetup, conversation: Conversation) -> str | None:
+    """What the template was given besides the messages, as JSON text: the spec's, the row's own winning."""
+    own = json.loads(conversation.template_kwargs_json) if conversation.template_kwargs_json else {}
+    kwargs = {**run.spec.target.template_kwargs, **own}
+    return json.dumps(kwargs, sort_keys=True) if kwargs else None
 
 
 def _turns(conversation: Conversation) -> Iterator[tuple[int, list[Message]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from regen.records import Observed, OutputRow, PlannedRow, Role, Stage, Status, WorkerId
+from regen.run.conversation import effective_template_kwargs
 from regen.run.schedule import Exhausted
 from regen.run.setup import RunSetup
 
@@ -24,7 +25,7 @@ def failed_row(planned: PlannedRow, exhausted: Exhausted, worker: WorkerId, setu
         generations=(),
         observed=Observed(worker.slot, setup.session, exhausted.attempts, "", None, setup.fingerprint),
         tools_json=conversation.tools_json,
-        template_kwargs_json=conversation.template_kwargs_json,
+        template_kwargs_json=effective_template_kwargs(setup, conversation),
         stage=Stage.GENERATE,
         reason=exhausted.reason,
         detail=exhausted.detail,

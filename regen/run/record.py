@@ -16,7 +16,7 @@ from regen.data.sampling import generation_defaults
 from regen.data.target import Target, identity
 from regen.errors import FingerprintDrift, JournalDamaged, SpecError
 from regen.protocols import Storage
-from regen.spec import RunSpec, VllmEngineSpec, fingerprint, output_shaping
+from regen.spec import RunSpec, VllmEngineSpec, fingerprint, output_shaping, with_absolute_paths
 from regen.store import layout
 
 FORMAT_VERSION = 1
@@ -40,7 +40,18 @@ def make_record(spec: RunSpec, target: Target) -> RunRecord:
     shaping = {**output_shaping(spec), **identity(target), "engine.version": engine_version(spec)}
     sampling = generation_defaults(spec.sampling, target.generation_config, target.eos_token_ids)
     shaping.update({f"sampling.effective.{name}": field["value"] for name, field in sampling.items()})
-    return RunRecord(fingerprint=fingerprint(shaping), shaping=shaping, sampling=sampling, spec=spec)
+    kept = with_absolute_paths(spec)  # a resume may be started from anywhere
+    return RunRecord(fingerprint=fingerprint(shaping), shaping=shaping, sampling=sampling, spec=kept)
+
+
+def altered(record: RunRecord) -> str | None:
+    """What does not hold together in a run.json that can be read; None: it is as it was written."""
+    if fingerprint(record.shaping) != record.fingerprint:
+        return "its fingerprint is not that of what it says shapes outputs"
+    for name, value in output_shaping(record.spec).items():
+        if record.shaping.get(name) != value:
+            return f"{name} is {value!r} in its spec, {record.shaping.get(name)!r} in what its fingerprint covers"
+    return None
 
 
 def engine_version(spec: RunSpec) -> str:
@@ -90,7 +101,7 @@ def drift(before: Mapping[str, Any], now: Mapping[str, Any]) -> Drift:
     return {key: (before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)}
 
 
-def refuse_drift(found: Drift, where: str) -> None:
+def refuse_drift(found: Drift, where: str, can_be_accepted: bool = True) -> None:
     """Raises FingerprintDrift with a field-by-field diff if there is any."""
     if not found:
         return
@@ -98,5 +109,6 @@ def refuse_drift(found: Drift, where: str) -> None:
     raise FingerprintDrift(
         f"{where} was begun with other settings that shape outputs:\n"
         + "\n".join(lines)
-        + "\nPut them back, choose another output folder, or go on knowingly with --accept-drift (it is recorded)."
+        + "\nPut them back, or choose another output folder"
+        + (", or go on knowingly with --accept-drift (it is recorded)." if can_be_accepted else ".")
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 from regen.data.plan import open_plan
 from regen.protocols import Storage
-from regen.records import CoordinatorStatus, Phase, ReplicaStats, Totals
+from regen.records import CoordinatorStatus, Phase, ReplicaStats, Status, Totals
 from regen.run.driver import Cluster, Driver, EventLog, Watcher
 from regen.run.record import require_record
 from regen.run.setup import RunSetup, WorkerSetup
@@ -33,6 +33,11 @@ class Standing:
     @property
     def is_finished(self) -> bool:
         return self.totals.done == self.planned
+
+    @property
+    def is_capped_often(self) -> bool:
+        """More than a tenth of the rows hit the cap."""
+        return self.totals.by_status()[Status.TRUNCATED] > 0.1 * self.totals.done
 
 
 async def conduct(

@@ -51,6 +51,10 @@ WATCH_SECONDS = 7.0
 # Ray was seen to end an actor 2 to 3 s after the process that created it.
 ORPHAN_SECONDS = 15.0
 
+# What no flag can change: the plan is frozen, and shards of another size would overlap.
+_FIXED = ("sources.", "rows.", "rows_per_shard")
+PROGRESS_SECONDS = 10.0
+
 Say = Callable[[str], None]
 
 
@@ -83,15 +87,15 @@ def begin(spec: RunSpec, options: StartOptions, say: Say) -> Begun:
     claim_seen = refuse_if_held(storage, options.take_over)
     target = resolve_target(spec.target)
     require_healthy(examine(spec, target, storage), say)
-    _say_not_acted_on(spec, say)
+    _say_what_is_odd(spec, target, say)
     record = make_record(spec, target)
+    storage.probe()
     before = read_record(storage)
     if before is None:
-        storage.probe()
         before = record if write_record(storage, record) else require_record(storage)  # another start was faster
     drift = _accepted_drift(before, record, storage, options)
     is_new = not has_plan(storage)
-    summary = _planned(spec, target, storage, options) if is_new else _unchanged(spec, target, storage, options)
+    summary = _planned(spec, target, storage, options, say) if is_new else _unchanged(spec, target, storage, options)
     if is_new:
         require_healthy(examine_lengths(spec, target, storage), say)
         claim_seen = refuse_if_held(storage, options.take_over)  # planning takes time, and others start meanwhile
@@ -107,11 +111,12 @@ def resume(run_url: str, options: StartOptions, say: Say) -> Begun:
     claim_seen = refuse_if_held(storage, options.take_over)
     target = resolve_target(spec.target)
     require_healthy(examine(spec, target, storage), say)
-    _say_not_acted_on(spec, say)
+    _say_what_is_odd(spec, target, say)
+    storage.probe()
     record = make_record(spec, target)
     drift = _accepted_drift(before, record, storage, options)
     is_new = not has_plan(storage)
-    summary = _planned(spec, target, storage, options) if is_new else _frozen(storage)
+    summary = _planned(spec, target, storage, options, say) if is_new else _frozen(storage)
     return Begun(storage, record, summary, _setup(record, target, storage, options, drift, claim_seen), is_new)
 
 
@@ -157,8 +162,16 @@ def dry_plan(spec: RunSpec, target: Target, processes: int) -> Iterator[RunPlan]
         yield open_plan(storage)
 
 
-def _planned(spec: RunSpec, target: Target, storage: Storage, options: StartOptions) -> PlanSummary:
-    return build_plan(spec, target, storage, session=_new_session(), processes=options.processes)
+def _planned(spec: RunSpec, target: Target, storage: Storage, options: StartOptions, say: Say) -> PlanSummary:
+    said_at = time.monotonic()
+
+    def tell(source: str, rows: int) -> None:
+        nonlocal said_at
+        if time.monotonic() - said_at >= PROGRESS_SECONDS:
+            said_at = time.monotonic()
+            say(f"planning: {source}: {rows:,} rows")
+
+    return build_plan(spec, target, storage, _new_session(), options.processes, tell)
 
 
 def _frozen(storage: Storage) -> PlanSummary:
@@ -169,7 +182,7 @@ def _unchanged(spec: RunSpec, target: Target, storage: Storage, options: StartOp
     """The frozen plan, if the sources still are what it was made from."""
     summary = _frozen(storage)
     changed = changed_files(summary, spec)
-    if changed and not options.accept_drift:
+    if changed:
         raise FingerprintDrift(_changed_input(spec, target, storage, changed, options))
     return summary
 
@@ -205,8 +218,8 @@ def _described(difference: PlanChanges) -> str:
 def _accepted_drift(before: RunRecord, now: RunRecord, storage: Storage, options: StartOptions) -> Drift:
     """What differs from the run's beginning, if that is accepted, now or by an earlier session with these settings."""
     found = drift(before.shaping, now.shaping)
-    if "rows_per_shard" in found:
-        refuse_drift({"rows_per_shard": found["rows_per_shard"]}, storage.url)  # never: shards would overlap
+    if fixed := {name: change for name, change in found.items() if name.startswith(_FIXED)}:
+        refuse_drift(fixed, storage.url, can_be_accepted=False)
     accepted = _latest_drift(storage)
     if not options.accept_drift and (accepted is None or accepted.fingerprint_after != now.fingerprint):
         refuse_drift(found, storage.url)
@@ -228,7 +241,12 @@ def _latest_drift(storage: Storage) -> DriftAccepted | None:
     return next((record for record in reversed(records) if isinstance(record, DriftAccepted)), None)
 
 
-def _say_not_acted_on(spec: RunSpec, say: Say) -> None:
+def _say_what_is_odd(spec: RunSpec, target: Target, say: Say) -> None:
+    if target.context_tokens is not None and spec.engine.max_model_len > target.context_tokens:
+        say(
+            f"warning: engine.max_model_len is {spec.engine.max_model_len}, and the target's config.json says"
+            f" max_position_embeddings {target.context_tokens}: the engine may refuse, or answer badly beyond it"
+        )
     if names := not_acted_on(spec):
         say(f"note: this version keeps these with the run and does not act on them: {', '.join(names)}")
 

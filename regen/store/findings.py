@@ -9,6 +9,7 @@ from enum import StrEnum
 class Code(StrEnum):
     """What can be wrong. A closed set, for scripts."""
 
+    RUN_ALTERED = "run_altered"
     PLAN_DAMAGED = "plan_damaged"
     PLAN_COUNT = "plan_count"
     PLAN_REFUSED = "plan_refused"

@@ -19,11 +19,19 @@ def machine_identity() -> str:
 
 
 def process_exists(pid: int) -> bool:
-    """Whether a process with this id exists on this machine, whoever owns it."""
+    """Whether a process with this id runs on this machine, whoever owns it. A dead one not yet reaped does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
-    return True
+        pass
+    return not _is_zombie(pid)
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # gone meanwhile, hidden from us, or not Linux: the signal's word must do
+        return False
+    return stat.rpartition(")")[2].split()[:1] in (["Z"], ["X"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -11,16 +12,16 @@ import pytest
 import yaml
 
 from regen.run.local import LocalCluster
-from regen.run.session import seal_run
+from regen.run.session import seal_run, standing
+from regen.run.start import StartOptions, resume
 from regen.spec import dump_spec, load_spec
-from tests.processes import environment, regen
+from tests.processes import REGEN, environment, regen
 from tests.runs import begin_run, conversations, drive, make_spec, write_jsonl
+from tests.toy_target import build_toy_target
 
 
 def finished_run(folder: Path) -> Path:
     """A sealed run in `folder`/run, made without Ray."""
-    import asyncio
-
     begun = begin_run(make_spec(folder, rows=[*conversations(20), {"messages": []}]))
     asyncio.run(drive(LocalCluster(), begun))
     seal_run(begun.storage, begun.worker_setup.run)
@@ -131,6 +132,49 @@ def test_changed_sampling_is_refused_with_a_diff_and_changed_logistics_are_free(
     assert "sampling.temperature: was None, is 0.8" in refused.stderr
     free = regen("run", written(tmp_path, engine={"replicas": 3}, checkpoint={"interval_seconds": 9}), cwd=tmp_path)
     assert free.returncode == 10
+
+
+def test_a_run_is_continued_from_its_folder_alone_wherever_the_command_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    build_toy_target(tmp_path / "target")
+    begin_run(make_spec(tmp_path, rows=5, target={"model": "target"}, output="run"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    again = resume("../run", StartOptions(processes=1), say=lambda text: None)
+    asyncio.run(drive(LocalCluster(), again))
+    assert standing(again.storage).is_finished
+
+
+def test_an_edited_run_json_is_found(tmp_path: Path) -> None:
+    path = finished_run(tmp_path) / "run.json"
+    path.write_text(path.read_text().replace('"max_tokens": 100', '"max_tokens": 900'), encoding="utf-8")
+    done = regen("verify", "run", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "run_altered: run.json" in done.stdout
+
+
+def test_the_frozen_plan_cannot_be_drifted_away(tmp_path: Path) -> None:
+    finished_run(tmp_path)
+    write_jsonl(tmp_path / "more.jsonl", [{"prompt": "more"}])
+    sources = [{"name": name, "path": str(tmp_path / f"{name}.jsonl")} for name in ("rows", "more")]
+    refused = regen("run", written(tmp_path, sources=sources), "--accept-drift", cwd=tmp_path)
+    assert refused.returncode == 5
+    assert "sources.more" in refused.stderr
+
+
+@pytest.mark.ray
+def test_a_closed_pipe_does_not_end_the_run(tmp_path: Path) -> None:
+    spec = written(tmp_path, rows=30)
+    command = [*REGEN, "run", spec]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(timeout=120) == 0
+    assert json.loads(regen("status", "run", "--json", cwd=tmp_path).stdout)["is_finished"]
 
 
 def test_changed_input_is_refused_with_a_diff_of_rows(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from regen.run.local import LocalCluster
 from regen.run.session import seal_run, standing
 from regen.run.start import Begun, StartOptions, begin, resume
 from tests.runs import begin_run, conversations, determined, drive, make_spec, shard_table
+from tests.toy_target import build_toy_target
 
 
 def finish(begun: Begun) -> CoordinatorStatus:
@@ -59,6 +60,13 @@ def test_system_prompts_are_kept(tmp_path: Path) -> None:
         "content": "Be brief.",
         "reasoning": None,
     }
+
+
+def test_what_the_template_was_given_is_in_every_row(tmp_path: Path) -> None:
+    target = {"model": str(build_toy_target(tmp_path / "target")), "template_kwargs": {"thinking": True}}
+    begun = begin_run(make_spec(tmp_path, rows=3, target=target))
+    finish(begun)
+    assert {row["template_kwargs"] for row in shard_table(run_folder(begun)).to_pylist()} == {'{"thinking": true}'}
 
 
 def test_the_cap_ends_a_conversation_as_truncated_and_the_effective_cap_is_stored(tmp_path: Path) -> None:
