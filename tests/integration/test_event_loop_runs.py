@@ -219,20 +219,22 @@ async def _abandoned(begun: Begun, after_seconds: float) -> None:
 
 
 def test_killed_at_random_moments_and_with_other_settings_the_shards_are_identical(tmp_path: Path) -> None:
-    whole = begin_run(make_spec(tmp_path, rows=300))
+    whole = begin_run(make_spec(tmp_path, rows=2000, checkpoint={"rows_per_shard": 300}))
     finish(whole)
     spec = make_spec(
         tmp_path,
         output=str(tmp_path / "other"),
-        engine={"replicas": 3, "slots": 3, "step_seconds": 0.001},
-        checkpoint={"interval_seconds": 0.2},
+        engine={"replicas": 3, "slots": 16, "step_seconds": 0.015},
+        checkpoint={"interval_seconds": 0.2, "rows_per_shard": 300},
         speculation={"method": "ngram", "num_tokens": 2},
     )
     draw = random.Random(20)
-    for _ in range(8):
-        asyncio.run(_abandoned(begin_run(spec, take_over=True), after_seconds=draw.uniform(0.1, 0.6)))
-    begun = begin_run(spec, take_over=True)
-    finish(begun)
+    kills = 0
+    while not standing((begun := begin_run(spec, take_over=True)).storage).is_finished:
+        asyncio.run(_abandoned(begun, after_seconds=draw.uniform(0.2, 1.2)))
+        kills += 1
+    assert kills > 4
+    seal_run(begun.storage, begun.worker_setup.run)
     assert determined(run_folder(begun)) == determined(run_folder(whole))
 
 
