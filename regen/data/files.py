@@ -15,7 +15,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedIOBase, TextIOWrapper
 from itertools import chain
 from pathlib import Path
@@ -24,7 +24,8 @@ from typing import IO, Any, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from regen.data.array import read_array
+from regen.data.array import UNREAD, read_array
+from regen.data.json_values import complaint, parse, value_end
 from regen.data.raw import LoadError, RawRow
 from regen.data.text import canonical_json
 from regen.errors import SourceError
@@ -77,13 +78,13 @@ def _json_line(location: str, line: bytes) -> RawRow | None:
     if not raw:
         return None
     try:
-        value = json.loads(raw.decode("utf-8"))
+        value = parse(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
         return RawRow(location, error=(LoadError.INVALID_UTF8, f"byte {error.start} of the line"), raw=raw)
     except json.JSONDecodeError as error:
         return RawRow(location, error=(LoadError.BAD_JSON, f"{error.msg} at column {error.colno}"), raw=raw)
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits; nesting by the thousand
-        return RawRow(location, error=(LoadError.BAD_JSON, str(error)), raw=raw)
+    except (ValueError, RecursionError) as error:
+        return RawRow(location, error=complaint(error), raw=raw)
     return as_row(location, value, raw)
 
 
@@ -130,6 +131,8 @@ def _read_json_array(path: Path) -> Iterator[RawRow]:
                 yield RawRow(location, error=(LoadError.DAMAGED_FILE, element.damage), raw=element.raw)
             elif element.has_invalid_utf8:
                 yield RawRow(location, error=(LoadError.INVALID_UTF8, "inside this element"), raw=element.raw)
+            elif element.error is not None:
+                yield RawRow(location, error=element.error, raw=element.raw)
             else:
                 yield as_row(location, element.value, element.raw)
 
@@ -144,7 +147,7 @@ def _read_json_object(path: Path) -> Iterator[RawRow]:
             broken = _damaged(f"{path}", "the gzip stream breaks off", error)
     if content:
         whole = cast(RawRow, _json_line(f"{path}[0]", content))
-        if whole.error is None:
+        if whole.error is None or _is_no_value(content):
             yield whole
             return
         broken = RawRow(f"{path}[0]", error=(LoadError.DAMAGED_FILE, whole.error[1]), raw=content)
@@ -156,6 +159,19 @@ def _read_json_object(path: Path) -> Iterator[RawRow]:
             yield from chain(first_rows, rows)
             return
     yield broken
+
+
+def _is_no_value(content: bytes) -> bool:
+    """Whether a text that could not be read is one whole object: the row is bad, and there is no other in the file."""
+    try:
+        text = content.decode("utf-8")
+        parse(text)
+    except (UnicodeDecodeError, json.JSONDecodeError):
+        return False
+    except (ValueError, RecursionError):
+        with suppress(ValueError):
+            return value_end(text, 0) == len(text)
+    return False
 
 
 # --- CSV and TSV ---------------------------------------------------------------------------------
@@ -282,7 +298,7 @@ def _local_copy(path: Path) -> Iterator[Path]:
 
 
 def _damaged(location: str, what: str, error: BaseException) -> RawRow:
-    return RawRow(location, error=(LoadError.DAMAGED_FILE, f"{what} ({type(error).__name__})"))
+    return RawRow(location, error=(LoadError.DAMAGED_FILE, f"{what} ({type(error).__name__}), {UNREAD}"))
 
 
 _READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {
