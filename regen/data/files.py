@@ -2,7 +2,8 @@
 
 Guarantees: everything in a file is either a row or one rejected row that says where and why; rows before a damaged
 place are kept; numbers keep their value exactly; nothing but an unreadable disk raises. Memory: one row (JSON Lines,
-CSV), one element of an array, one batch (Parquet), a whole file that is one JSON object.
+CSV: up to the rest of the file where a quote is not closed), one element of an array, one batch (Parquet), a whole
+file that is one JSON object.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedIOBase, TextIOWrapper
 from itertools import chain
@@ -27,6 +28,7 @@ import pyarrow.parquet as pq
 from regen.data.array import UNREAD, read_array
 from regen.data.json_values import complaint, parse, value_end
 from regen.data.raw import LoadError, RawRow
+from regen.data.table_row import table_row
 from regen.data.text import canonical_json
 from regen.errors import SourceError
 
@@ -189,16 +191,22 @@ def _read_delimited(path: Path, delimiter: str) -> Iterator[RawRow]:
     csv.field_size_limit(sys.maxsize)
     with _opened(path) as stream:
         text = TextIOWrapper(cast(IO[bytes], stream), encoding="utf-8-sig", errors="surrogateescape", newline="")
-        reader = csv.reader(text, delimiter=delimiter, strict=True)
+        taken: list[str] = []  # the lines of the row that is being read
+        reader = csv.reader(_noted(text, taken), delimiter=delimiter, strict=True)
         header: list[str] | None = None
         while True:
-            location = f"{path}:{reader.line_num + 1}"
+            first_line = reader.line_num + 1
+            location = f"{path}:{first_line}"
+            taken.clear()
             try:
                 fields = next(reader)
             except StopIteration:
                 return
             except csv.Error as error:
-                yield RawRow(location, error=(LoadError.BAD_CSV, str(error)))
+                raw = "".join(taken).encode("utf-8", "surrogateescape").rstrip(b"\r\n")
+                yield RawRow(
+                    location, error=(LoadError.BAD_CSV, _swallowed(error, first_line, reader.line_num)), raw=raw
+                )
                 if header is None:
                     return  # without its header no line means anything
                 continue
@@ -211,6 +219,18 @@ def _read_delimited(path: Path, delimiter: str) -> Iterator[RawRow]:
                 header = fields
             else:
                 yield _csv_row(location, header, fields)
+
+
+def _noted(lines: Iterable[str], taken: list[str]) -> Iterator[str]:
+    for line in lines:
+        taken.append(line)
+        yield line
+
+
+def _swallowed(error: csv.Error, first_line: int, last_line: int) -> str:
+    if last_line == first_line:
+        return str(error)
+    return f"{error}; lines {first_line} to {last_line} were read as this one row: is a quote not closed?"
 
 
 def _csv_row(location: str, header: list[str], fields: list[str]) -> RawRow:
@@ -241,7 +261,9 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
     try:
         with _local_copy(path) as local, pq.ParquetFile(local) as file:
             for batch in file.iter_batches(batch_size=_PARQUET_BATCH_ROWS):
-                yield from batch_rows(batch, lambda number: f"{path}[{number}]", index)
+                names = batch.schema.names
+                read = batch_rows if len(set(names)) == len(names) else _rows_without_names
+                yield from read(batch, lambda number: f"{path}[{number}]", index)
                 index += batch.num_rows
     except (pa.ArrowException, *_DAMAGE) as error:
         yield _damaged(f"{path}[{index}]", f"the file breaks off after {index} rows", error)
@@ -260,12 +282,20 @@ def batch_rows(batch: pa.RecordBatch, location: Callable[[int], str], start: int
             yield _single_row(batch.slice(offset, 1), location(start + offset))
         return
     for offset, value in enumerate(values):
-        yield RawRow(location(start + offset), value=value)
+        yield table_row(location(start + offset), value)
+
+
+def _rows_without_names(batch: pa.RecordBatch, location: Callable[[int], str], start: int) -> Iterator[RawRow]:
+    """Rejected rows: a value by its name could be one of two."""
+    error = (LoadError.DUPLICATE_COLUMNS, "the file names a column twice")
+    numbered = batch.rename_columns([str(number) for number in range(batch.num_columns)])
+    for row in batch_rows(numbered, location, start):
+        yield RawRow(row.location, error=error, raw=row.identity())
 
 
 def _single_row(batch: pa.RecordBatch, location: str) -> RawRow:
     try:
-        return RawRow(location, value=batch.to_pylist()[0])
+        return table_row(location, batch.to_pylist()[0])
     except (ValueError, OverflowError, pa.ArrowException) as error:
         return RawRow(location, error=(LoadError.UNREADABLE_VALUE, f"{type(error).__name__}: {error}"))
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from regen.data.raw import LoadError, RawRow
+from regen.data.table_row import table_row
 from regen.errors import SourceError
 from regen.spec import SourceSpec
 
@@ -26,7 +27,7 @@ def read_dataset(spec: SourceSpec) -> Iterator[RawRow]:
             yield _unreadable(location, error)
             yield from _read_one_by_one(dataset, spec, split, index + 1)
             return
-        yield RawRow(location, value=value)
+        yield table_row(location, value)
 
 
 def dataset_identity(spec: SourceSpec) -> tuple[str, int, str]:
@@ -44,7 +45,7 @@ def _read_one_by_one(dataset: Any, spec: SourceSpec, split: str, start: int) -> 
         except Exception as error:
             yield _unreadable(location, error)
         else:
-            yield RawRow(location, value=value)
+            yield table_row(location, value)
 
 
 def _unreadable(location: str, error: Exception) -> RawRow:
