@@ -1,7 +1,8 @@
 """A JSON array element by element, without holding the array. Pure: it is given a function that reads bytes.
 
 Guarantees: every element before a damaged place is given, then one element that says where the damage is (a byte
-offset), then nothing. Invalid UTF-8 spoils only the elements it is in. Memory: a few times the largest element, or
+offset), then nothing. An element that is well formed and no value (a key twice, a number of thousands of digits) and
+invalid UTF-8 spoil only the elements they are in. Memory: a few times the largest element, or
 the rest of the file where it is damaged (only its end tells damage from an element that goes on).
 """
 
@@ -13,19 +14,26 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from regen.data.json_values import DECODER, complaint, value_end
+from regen.data.raw import LoadError
+
+UNREAD = "everything after it in this file is unread"
 _SPACE = re.compile(r"[ \t\r\n]*")
 _DELIMITER = re.compile(r"[ \t\r\n]*[,\]]")
-_DECODER = json.JSONDecoder()
 
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """One element, or the place where the array is damaged. `raw` are the element's bytes in the file."""
+    """One element, or the place where the array is damaged. `raw` are the element's bytes in the file.
+
+    `error` is (reason, detail) where the element is well formed and no value.
+    """
 
     index: int
     value: object = None
     raw: bytes = b""
     has_invalid_utf8: bool = False
+    error: tuple[LoadError, str] | None = None
     damage: str | None = None
 
 
@@ -47,8 +55,7 @@ def read_array(read: Callable[[], bytes], stream_errors: tuple[type[BaseExceptio
                 if char != ",":
                     raise _Damaged("expected ',' or ']'", window.position)
                 window.expect(",")
-            value, raw, has_invalid_utf8 = window.take_value()
-            yield Element(index, value, raw, has_invalid_utf8)
+            yield window.take_element(index)
             index += 1
         window.expect("]")
         if window.peek():
@@ -88,23 +95,23 @@ class _Window:
             raise _Damaged(f"expected {char!r}", self.position)
         self._consume(self.position + 1)
 
-    def take_value(self) -> tuple[object, bytes, bool]:
-        """The next value, its bytes, and whether they are not UTF-8."""
+    def take_element(self, index: int) -> Element:
+        """The next value, or why it is none."""
         self.peek()
         while True:
             try:
-                value, end = _DECODER.raw_decode(self._text, self.position)
+                value, end = DECODER.raw_decode(self._text, self.position)
             except json.JSONDecodeError as error:
                 if not self._grow():
                     raise _Damaged(error.msg, error.pos) from None
                 continue
-            except (ValueError, RecursionError) as error:  # a number of thousands of digits; nesting by the thousand
-                raise _Damaged(str(error), self.position) from None
+            except (ValueError, RecursionError) as error:
+                raw, has_invalid_utf8 = self._take(self._end_of_value())
+                return Element(index, None, raw, has_invalid_utf8, error=complaint(error))
             if not _DELIMITER.match(self._text, end) and self._grow():
                 continue  # what looks like 1 may be the beginning of 1e+16
-            raw, has_invalid_utf8 = _encoded(self._text[self.position : end])
-            self._consume(end)
-            return value, raw, has_invalid_utf8
+            raw, has_invalid_utf8 = self._take(end)
+            return Element(index, value, raw, has_invalid_utf8)
 
     def rest(self) -> bytes:
         return _encoded(self._text[self.position :])[0]
@@ -112,8 +119,27 @@ class _Window:
     def describe(self, what: str, position: int) -> str:
         offset = self._start_bytes + len(_encoded(self._text[:position])[0])
         if self._broken is not None:
-            return f"the file breaks off at byte {offset} ({type(self._broken).__name__})"
-        return f"{what} at byte {offset}" + (", where the file ends" if position >= len(self._text) else "")
+            return f"the file breaks off at byte {offset} ({type(self._broken).__name__}), {UNREAD}"
+        return f"{what} at byte {offset}, " + ("where the file ends" if position >= len(self._text) else UNREAD)
+
+    def _end_of_value(self) -> int:
+        while True:
+            try:
+                end = value_end(self._text, self.position)
+            except ValueError as error:
+                raise _Damaged(*error.args) from None
+            if end is not None and _DELIMITER.match(self._text, end):
+                return end
+            if not self._grow():
+                if end is None:
+                    raise _Damaged("a value does not end", len(self._text))
+                return end
+
+    def _take(self, end: int) -> tuple[bytes, bool]:
+        """The bytes up to `end`, and whether they are not UTF-8; they are consumed."""
+        raw, has_invalid_utf8 = _encoded(self._text[self.position : end])
+        self._consume(end)
+        return raw, has_invalid_utf8
 
     def _consume(self, position: int) -> None:
         """Forget the text before `position` once it is worth a copy."""

@@ -2,7 +2,8 @@
 
 Guarantees: everything in a file is either a row or one rejected row that says where and why; rows before a damaged
 place are kept; numbers keep their value exactly; nothing but an unreadable disk raises. Memory: one row (JSON Lines,
-CSV), one element of an array, one batch (Parquet), a whole file that is one JSON object.
+CSV: up to the rest of the file where a quote is not closed), one element of an array, one batch (Parquet), a whole
+file that is one JSON object.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import os
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from io import BufferedIOBase, TextIOWrapper
 from itertools import chain
 from pathlib import Path
@@ -24,8 +25,10 @@ from typing import IO, Any, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from regen.data.array import read_array
+from regen.data.array import UNREAD, read_array
+from regen.data.json_values import complaint, parse, value_end
 from regen.data.raw import LoadError, RawRow
+from regen.data.table_row import table_row
 from regen.data.text import canonical_json
 from regen.errors import SourceError
 
@@ -77,13 +80,13 @@ def _json_line(location: str, line: bytes) -> RawRow | None:
     if not raw:
         return None
     try:
-        value = json.loads(raw.decode("utf-8"))
+        value = parse(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
         return RawRow(location, error=(LoadError.INVALID_UTF8, f"byte {error.start} of the line"), raw=raw)
     except json.JSONDecodeError as error:
         return RawRow(location, error=(LoadError.BAD_JSON, f"{error.msg} at column {error.colno}"), raw=raw)
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits; nesting by the thousand
-        return RawRow(location, error=(LoadError.BAD_JSON, str(error)), raw=raw)
+    except (ValueError, RecursionError) as error:
+        return RawRow(location, error=complaint(error), raw=raw)
     return as_row(location, value, raw)
 
 
@@ -130,6 +133,8 @@ def _read_json_array(path: Path) -> Iterator[RawRow]:
                 yield RawRow(location, error=(LoadError.DAMAGED_FILE, element.damage), raw=element.raw)
             elif element.has_invalid_utf8:
                 yield RawRow(location, error=(LoadError.INVALID_UTF8, "inside this element"), raw=element.raw)
+            elif element.error is not None:
+                yield RawRow(location, error=element.error, raw=element.raw)
             else:
                 yield as_row(location, element.value, element.raw)
 
@@ -144,7 +149,7 @@ def _read_json_object(path: Path) -> Iterator[RawRow]:
             broken = _damaged(f"{path}", "the gzip stream breaks off", error)
     if content:
         whole = cast(RawRow, _json_line(f"{path}[0]", content))
-        if whole.error is None:
+        if whole.error is None or _is_no_value(content):
             yield whole
             return
         broken = RawRow(f"{path}[0]", error=(LoadError.DAMAGED_FILE, whole.error[1]), raw=content)
@@ -156,6 +161,19 @@ def _read_json_object(path: Path) -> Iterator[RawRow]:
             yield from chain(first_rows, rows)
             return
     yield broken
+
+
+def _is_no_value(content: bytes) -> bool:
+    """Whether a text that could not be read is one whole object: the row is bad, and there is no other in the file."""
+    try:
+        text = content.decode("utf-8")
+        parse(text)
+    except (UnicodeDecodeError, json.JSONDecodeError):
+        return False
+    except (ValueError, RecursionError):
+        with suppress(ValueError):
+            return value_end(text, 0) == len(text)
+    return False
 
 
 # --- CSV and TSV ---------------------------------------------------------------------------------
@@ -173,16 +191,22 @@ def _read_delimited(path: Path, delimiter: str) -> Iterator[RawRow]:
     csv.field_size_limit(sys.maxsize)
     with _opened(path) as stream:
         text = TextIOWrapper(cast(IO[bytes], stream), encoding="utf-8-sig", errors="surrogateescape", newline="")
-        reader = csv.reader(text, delimiter=delimiter, strict=True)
+        taken: list[str] = []  # the lines of the row that is being read
+        reader = csv.reader(_noted(text, taken), delimiter=delimiter, strict=True)
         header: list[str] | None = None
         while True:
-            location = f"{path}:{reader.line_num + 1}"
+            first_line = reader.line_num + 1
+            location = f"{path}:{first_line}"
+            taken.clear()
             try:
                 fields = next(reader)
             except StopIteration:
                 return
             except csv.Error as error:
-                yield RawRow(location, error=(LoadError.BAD_CSV, str(error)))
+                raw = "".join(taken).encode("utf-8", "surrogateescape").rstrip(b"\r\n")
+                yield RawRow(
+                    location, error=(LoadError.BAD_CSV, _swallowed(error, first_line, reader.line_num)), raw=raw
+                )
                 if header is None:
                     return  # without its header no line means anything
                 continue
@@ -195,6 +219,18 @@ def _read_delimited(path: Path, delimiter: str) -> Iterator[RawRow]:
                 header = fields
             else:
                 yield _csv_row(location, header, fields)
+
+
+def _noted(lines: Iterable[str], taken: list[str]) -> Iterator[str]:
+    for line in lines:
+        taken.append(line)
+        yield line
+
+
+def _swallowed(error: csv.Error, first_line: int, last_line: int) -> str:
+    if last_line == first_line:
+        return str(error)
+    return f"{error}; lines {first_line} to {last_line} were read as this one row: is a quote not closed?"
 
 
 def _csv_row(location: str, header: list[str], fields: list[str]) -> RawRow:
@@ -225,7 +261,9 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
     try:
         with _local_copy(path) as local, pq.ParquetFile(local) as file:
             for batch in file.iter_batches(batch_size=_PARQUET_BATCH_ROWS):
-                yield from batch_rows(batch, lambda number: f"{path}[{number}]", index)
+                names = batch.schema.names
+                read = batch_rows if len(set(names)) == len(names) else _rows_without_names
+                yield from read(batch, lambda number: f"{path}[{number}]", index)
                 index += batch.num_rows
     except (pa.ArrowException, *_DAMAGE) as error:
         yield _damaged(f"{path}[{index}]", f"the file breaks off after {index} rows", error)
@@ -244,12 +282,20 @@ def batch_rows(batch: pa.RecordBatch, location: Callable[[int], str], start: int
             yield _single_row(batch.slice(offset, 1), location(start + offset))
         return
     for offset, value in enumerate(values):
-        yield RawRow(location(start + offset), value=value)
+        yield table_row(location(start + offset), value)
+
+
+def _rows_without_names(batch: pa.RecordBatch, location: Callable[[int], str], start: int) -> Iterator[RawRow]:
+    """Rejected rows: a value by its name could be one of two."""
+    error = (LoadError.DUPLICATE_COLUMNS, "the file names a column twice")
+    numbered = batch.rename_columns([str(number) for number in range(batch.num_columns)])
+    for row in batch_rows(numbered, location, start):
+        yield RawRow(row.location, error=error, raw=row.identity())
 
 
 def _single_row(batch: pa.RecordBatch, location: str) -> RawRow:
     try:
-        return RawRow(location, value=batch.to_pylist()[0])
+        return table_row(location, batch.to_pylist()[0])
     except (ValueError, OverflowError, pa.ArrowException) as error:
         return RawRow(location, error=(LoadError.UNREADABLE_VALUE, f"{type(error).__name__}: {error}"))
 
@@ -282,7 +328,7 @@ def _local_copy(path: Path) -> Iterator[Path]:
 
 
 def _damaged(location: str, what: str, error: BaseException) -> RawRow:
-    return RawRow(location, error=(LoadError.DAMAGED_FILE, f"{what} ({type(error).__name__})"))
+    return RawRow(location, error=(LoadError.DAMAGED_FILE, f"{what} ({type(error).__name__}), {UNREAD}"))
 
 
 _READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {

@@ -6,10 +6,13 @@ cache on disk and maps it: memory does not grow with the dataset.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
+from regen.data.files import ending
 from regen.data.raw import LoadError, RawRow
+from regen.data.table_row import table_row
 from regen.errors import SourceError
 from regen.spec import SourceSpec
 
@@ -26,7 +29,7 @@ def read_dataset(spec: SourceSpec) -> Iterator[RawRow]:
             yield _unreadable(location, error)
             yield from _read_one_by_one(dataset, spec, split, index + 1)
             return
-        yield RawRow(location, value=value)
+        yield table_row(location, value)
 
 
 def dataset_identity(spec: SourceSpec) -> tuple[str, int, str]:
@@ -44,7 +47,7 @@ def _read_one_by_one(dataset: Any, spec: SourceSpec, split: str, start: int) -> 
         except Exception as error:
             yield _unreadable(location, error)
         else:
-            yield RawRow(location, value=value)
+            yield table_row(location, value)
 
 
 def _unreadable(location: str, error: Exception) -> RawRow:
@@ -57,10 +60,8 @@ def _load(spec: SourceSpec) -> tuple[str, Any]:
     try:
         loaded = load_dataset(spec.path, name=spec.config, split=spec.split, revision=spec.revision)
     except Exception as error:
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise SourceError(
-            f"source {spec.name!r}: the dataset {spec.path!r} cannot be loaded: {type(error).__name__}: {first_line}"
-        ) from error
+        what = f"source {spec.name!r}: the dataset {spec.path!r} cannot be loaded: {_reasons(error)}{_advice(spec)}"
+        raise SourceError(what) from error
     if not isinstance(loaded, DatasetDict):
         return str(spec.split), _undecoded(loaded)
     if len(loaded) != 1:
@@ -68,6 +69,28 @@ def _load(spec: SourceSpec) -> tuple[str, Any]:
         raise SourceError(f"source {spec.name!r}: {spec.path!r} has the splits {splits}; set split to one of them")
     split, dataset = next(iter(loaded.items()))
     return str(split), _undecoded(dataset)
+
+
+def _reasons(error: BaseException) -> str:
+    """What the library says, and the first cause of it: the library's own message often says only that it failed."""
+    root = error
+    while (cause := root.__cause__ or (None if root.__suppress_context__ else root.__context__)) is not None:
+        root = cause
+    return _said(error) if root is error else f"{_said(error)}; caused by {_said(root)}"
+
+
+def _said(error: BaseException) -> str:
+    first_line = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+
+
+def _advice(spec: SourceSpec) -> str:
+    folder = os.path.expanduser(spec.path)
+    if not os.path.isdir(folder):
+        return ""
+    endings = sorted({found for name in os.listdir(folder) if (found := ending(name))}) or [".jsonl"]
+    files = " or ".join(f"{spec.path.rstrip('/')}/*{found}" for found in endings)
+    return f". One bad row stops the whole dataset; name its files ({files}) and a bad row costs only itself"
 
 
 def _undecoded(dataset: Any) -> Any:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, NoReturn
 
+from regen.data.json_values import complaint, parse
 from regen.data.text import canonical_json, digest_of, has_surrogate, printable
 from regen.errors import RowRefused
 from regen.records import Conversation, Message, Role, Stage
@@ -334,7 +335,7 @@ def _tools_json(given: object) -> str | None:
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         _refuse(Reason.BAD_TOOLS, f"tools is {_type_name(tools)}, not a list of objects")
     try:
-        text = json.dumps(tools, ensure_ascii=False)
+        text = json.dumps(tools, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise RowRefused(Stage.NORMALIZE, Reason.BAD_TOOLS, f"tools cannot be JSON: {error}") from error
     if has_surrogate(text):
@@ -344,9 +345,11 @@ def _tools_json(given: object) -> str | None:
 
 def _parsed(text: str) -> object:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return parse(text)
+    except json.JSONDecodeError as error:
         raise RowRefused(Stage.NORMALIZE, Reason.BAD_TOOLS, f"tools is not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise RowRefused(Stage.NORMALIZE, Reason.BAD_TOOLS, f"tools is not JSON: {complaint(error)[1]}") from error
 
 
 # --- small steps ---------------------------------------------------------------------------------

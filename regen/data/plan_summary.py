@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from regen.data.raw import SourceFile
@@ -24,9 +24,18 @@ class PlanPart:
 
 
 @dataclass(frozen=True, slots=True)
+class RejectedRow:
+    """Where a rejected row is, and what is wrong with it. Both are bounded."""
+
+    location: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class SourceSummary:
     """One source's numbers. `rejected` by reason, `notes` by what was changed; tokens and turns of accepted rows only.
 
+    `first_rejected` is the first row rejected for each reason, in the source's order.
     `prompt_tokens` is the sum over first prompts, `turns` the sum of assistant turns that the target is asked for.
     """
 
@@ -39,6 +48,7 @@ class SourceSummary:
     longest_prompt_tokens: int
     turns: int
     files: tuple[SourceFile, ...]
+    first_rejected: Mapping[str, RejectedRow] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,4 +79,5 @@ class PlanSummary:
 
 def _source(values: dict[str, Any]) -> SourceSummary:
     files = tuple(SourceFile(**file) for file in values.pop("files"))
-    return SourceSummary(files=files, **values)
+    first = {reason: RejectedRow(**row) for reason, row in values.pop("first_rejected", {}).items()}
+    return SourceSummary(files=files, first_rejected=first, **values)

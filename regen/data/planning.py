@@ -24,7 +24,7 @@ from regen.data.interleave import interleaved
 from regen.data.normalize import Note, content_digest, normalize, numbered, row_key, unreadable_row_key
 from regen.data.plan import read_summary
 from regen.data.plan_rows import RowValues, to_values
-from regen.data.plan_summary import PLAN_KEY, PlanSummary, SourceSummary
+from regen.data.plan_summary import PLAN_KEY, PlanSummary, RejectedRow, SourceSummary
 from regen.data.plan_writer import GROUP_ROWS, PlanWriter, RowGroupFile
 from regen.data.raw import RawRow, SourceFile
 from regen.data.rendering import CHUNK_ROWS, UNEXPECTED, Rendered, Renderer, RenderJob, first_prompt
@@ -36,6 +36,7 @@ from regen.protocols import Storage
 from regen.records import PlannedRow, Refusal, Stage
 from regen.spec import RunSpec, SourceSpec
 
+_EXAMPLE_CHARS = 300
 PROMPT_TOO_LONG = "prompt_too_long"
 LONGER_THAN_CONTEXT = "longer_than_context"
 DUPLICATE = "duplicate"
@@ -214,6 +215,7 @@ class _Tally:
     longest_prompt_tokens: int = 0
     turns: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
+    first_rejected: dict[str, RejectedRow] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
 
     def add(self, draft: _Draft) -> None:
@@ -221,6 +223,8 @@ class _Tally:
         self.rows += 1
         if row.refusal is not None:
             self.rejected[row.refusal.reason] += 1
+            if row.refusal.reason not in self.first_rejected:
+                self.first_rejected[row.refusal.reason] = _example(row.location, row.refusal.detail)
             return
         self.accepted += 1
         self.prompt_tokens += row.prompt_tokens
@@ -239,7 +243,14 @@ class _Tally:
             longest_prompt_tokens=self.longest_prompt_tokens,
             turns=self.turns,
             files=tuple(files),
+            first_rejected=dict(sorted(self.first_rejected.items())),
         )
+
+
+def _example(location: str, detail: str) -> RejectedRow:
+    """Of a long location the end is kept: that is where the line is."""
+    shown = location if len(location) <= _EXAMPLE_CHARS else "..." + location[3 - _EXAMPLE_CHARS :]
+    return RejectedRow(shown, printable(detail, _EXAMPLE_CHARS))
 
 
 def _written(spools: list[_Spool], storage: Storage, session: str) -> PlanSummary:

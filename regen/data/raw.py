@@ -18,6 +18,7 @@ class LoadError(StrEnum):
     NOT_AN_OBJECT = "not_an_object"
     WRONG_FIELD_COUNT = "wrong_field_count"
     DUPLICATE_COLUMNS = "duplicate_columns"
+    DUPLICATE_KEYS = "duplicate_keys"
     UNREADABLE_VALUE = "unreadable_value"
     DAMAGED_FILE = "damaged_file"
 

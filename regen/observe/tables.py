@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from rich.console import Group
@@ -10,6 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from regen.records import Status, Totals
+
+
+class RejectedFacts(Protocol):
+    """A rejected row, as an example."""
+
+    @property
+    def location(self) -> str: ...
+    @property
+    def detail(self) -> str: ...
 
 
 class SourceFacts(Protocol):
@@ -23,6 +32,8 @@ class SourceFacts(Protocol):
     def accepted(self) -> int: ...
     @property
     def rejected(self) -> Mapping[str, int]: ...
+    @property
+    def first_rejected(self) -> Mapping[str, RejectedFacts]: ...
     @property
     def notes(self) -> Mapping[str, int]: ...
     @property
@@ -84,7 +95,7 @@ def plan_table(sources: Sequence[SourceFacts], digest: str) -> Group:
             max((source.longest_prompt_tokens for source in sources), default=0),
         ),
     )
-    reasons = [f"{source.name}: rejected: {_counts(source.rejected)}" for source in sources if source.rejected]
+    reasons = [line for source in sources for line in _rejected(source)]
     notes = [f"{source.name}: changed: {_counts(source.notes)}" for source in sources if source.notes]
     return Group(table, *map(_plain, [*reasons, *notes, f"plan digest {digest}"]))
 
@@ -123,6 +134,19 @@ def tokens_line(totals: Totals) -> str:
     accept_length = totals.acceptance.accept_length
     speculation = "no speculation" if accept_length is None else f"accept length {accept_length:.2f}"
     return f"{totals.output_tokens:,} tokens in {totals.generations:,} answers, {speculation}"
+
+
+def _rejected(source: SourceFacts) -> Iterator[str]:
+    """One line a reason, the most frequent first: how many rows, and where the first of them is."""
+    for reason, count in sorted(source.rejected.items(), key=lambda item: -item[1]):
+        first = source.first_rejected.get(reason)
+        example = "" if first is None else f", first: {first.location} ({first.detail})"
+        yield _one_line(f"{source.name}: rejected: {reason} {count:,}{example}")
+
+
+def _one_line(text: str) -> str:
+    """What a row says may hold line breaks and a terminal's control characters."""
+    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def _counts(counted: Mapping[str, int]) -> str:

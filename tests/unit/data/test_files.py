@@ -51,7 +51,7 @@ def test_each_bad_line_is_one_rejected_row_with_its_number(tmp_path):
         ("x.jsonl:5", LoadError.INVALID_UTF8),
         ("x.jsonl:6", LoadError.NOT_AN_OBJECT),
         ("x.jsonl:7", LoadError.NOT_AN_OBJECT),
-        ("x.jsonl:8", {"a": 2}),
+        ("x.jsonl:8", LoadError.DUPLICATE_KEYS),
         ("x.jsonl:9", LoadError.BAD_JSON),
         ("x.jsonl:10", LoadError.BAD_JSON),
         ("x.jsonl:11", {"last": "without newline"}),
@@ -140,7 +140,17 @@ def test_nothing_in_it_is_no_row(tmp_path, data):
 
 
 @pytest.mark.parametrize(
-    "rest", [b"", b",", b', {"a"', b" {}]", b"] x", b", {]", b'] [{"a": 3}]', b", " + b"9" * 5000 + b"]"]
+    "rest",
+    [
+        b"",
+        b",",
+        b', {"a"',
+        b" {}]",
+        b"] x",
+        b", {]",
+        b'] [{"a": 3}]',
+        b', {"x": ' + b"9" * 5000 + b"]",
+    ],
 )
 def test_a_damaged_array_gives_what_is_before_and_the_offset(tmp_path, rest):
     good = b'[{"a": 1}, {"a": 2}'
@@ -152,6 +162,51 @@ def test_a_damaged_array_gives_what_is_before_and_the_offset(tmp_path, rest):
     ]
     offset = int(list(read_file(path))[-1].error[1].partition(" at byte ")[2].partition(",")[0])  # type: ignore[index]
     assert len(good) <= offset <= len(good + rest)
+
+
+def test_damage_says_that_the_rest_is_unread(tmp_path):
+    path = written(tmp_path, "x.json", b'[{"a": 1}, {"a" 2}, {"a": 3}]')
+    [_, damaged] = read_file(path)
+    assert damaged.error is not None
+    assert damaged.error[1].endswith("at byte 16, everything after it in this file is unread")
+    path = tmp_path / "x.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"a": 1}\n' * 9)[:-9])
+    assert list(read_file(path))[-1].error[1].endswith("everything after it in this file is unread")  # type: ignore[index]
+
+
+NO_VALUES = {
+    "digits": (b'{"s": "]}\\"", "x": [' + b"9" * 5000 + b"]}", LoadError.BAD_JSON, "a number of more than 4300 digits"),
+    "bare": (b"9" * 5000, LoadError.BAD_JSON, "a number of more than 4300 digits"),
+    "nested": (b'{"x": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", LoadError.BAD_JSON, "nested too deeply"),
+    "twice": (b'{"x": {"k": "a", "k": "b"}}', LoadError.DUPLICATE_KEYS, "an object has the key 'k' twice"),
+}
+
+
+@pytest.mark.parametrize("name", NO_VALUES)
+@pytest.mark.parametrize("block_bytes", [7, 1 << 20])
+def test_a_well_formed_element_that_is_no_value_costs_itself(name, block_bytes):
+    element, reason, detail = NO_VALUES[name]
+    data = b'[{"a": 1}, ' + element + b' , {"a": 2}, {"a": 3}]'
+    blocks = iter([data[at : at + block_bytes] for at in range(0, len(data), block_bytes)])
+    first, bad, *rest = read_array(lambda: next(blocks, b""), ())
+    assert [found.value for found in (first, *rest)] == [{"a": 1}, {"a": 2}, {"a": 3}]
+    assert (bad.index, bad.error, bad.raw) == (1, (reason, detail), element)
+
+
+@pytest.mark.parametrize("name", ["digits", "nested", "twice"])
+def test_a_value_that_is_none_is_one_rejected_row_in_every_kind_of_file(tmp_path, name):
+    element, reason, _ = NO_VALUES[name]
+    array = written(tmp_path, "x.json", b"[" + element + b', {"a": 2}]')
+    assert read(array) == [("x.json[0]", reason), ("x.json[1]", {"a": 2})]
+    lines = written(tmp_path, "x.jsonl", element + b'\n{"a": 2}')
+    assert read(lines) == [("x.jsonl:1", reason), ("x.jsonl:2", {"a": 2})]
+    alone = written(tmp_path, "alone.json", element.replace(b"{", b"{\n", 1))
+    assert read(alone) == [("alone.json[0]", reason)]
+
+
+def test_a_number_too_long_in_a_torn_line_hides_no_other_line(tmp_path):
+    torn = b'{"x": ' + b"9" * 5000 + b', "b\n{"a": 2}\n'
+    assert read(written(tmp_path, "x.json", torn)) == [("x.json:1", LoadError.BAD_JSON), ("x.json:2", {"a": 2})]
 
 
 def test_invalid_bytes_spoil_one_element(tmp_path):
@@ -233,6 +288,20 @@ def test_bad_csv_rows_are_rejected_alone(tmp_path):
     ]
 
 
+def test_a_quote_that_is_not_closed_names_the_lines_it_took(tmp_path):
+    taken = b'"unclosed,2\nc,3\n\xff,4\n'
+    [_, bad] = read_file(written(tmp_path, "x.csv", b"prompt,id\na,1\n" + taken))
+    assert bad.error is not None
+    assert (bad.location.rsplit(":", 1)[1], bad.error[0], bad.raw) == ("3", LoadError.BAD_CSV, taken.rstrip())
+    assert "lines 3 to 5" in bad.error[1]
+
+
+def test_bad_csv_rows_are_told_apart_by_their_bytes(tmp_path):
+    rows = list(read_file(written(tmp_path, "x.csv", b'prompt,id\n"c"d,3\r\n"e"f,4\n')))
+    assert [row.raw for row in rows] == [b'"c"d,3', b'"e"f,4']
+    assert len({row.identity() for row in rows}) == 2
+
+
 def test_a_header_that_names_a_column_twice_loses_no_value_silently(tmp_path):
     assert read(written(tmp_path, "x.csv", b"a,a\n1,2\n")) == [("x.csv:2", LoadError.DUPLICATE_COLUMNS)]
 
@@ -270,6 +339,31 @@ def test_a_value_that_python_cannot_hold_rejects_its_row_alone(tmp_path):
         ("x.parquet[0]", {"prompt": "a", "when": datetime(1970, 1, 1)}),
         ("x.parquet[1]", LoadError.UNREADABLE_VALUE),
         ("x.parquet[2]", {"prompt": "c", "when": datetime(1970, 1, 1, 0, 0, 1)}),
+    ]
+
+
+def test_a_parquet_file_that_names_a_column_twice_loses_no_value_silently(tmp_path):
+    far = pa.array([0, 1, 2**62], pa.int64()).cast(pa.timestamp("us"))
+    columns = [pa.array(["a", "b", "c"]), pa.array(["d", "e", "f"]), far]
+    pq.write_table(pa.table(columns, names=["prompt", "prompt", "when"]), tmp_path / "x.parquet")
+    rows = list(read_file(tmp_path / "x.parquet"))
+    assert [row.error and row.error[0] for row in rows] == [LoadError.DUPLICATE_COLUMNS] * 3
+    assert len({row.identity() for row in rows}) == 3
+
+
+def test_nulls_that_columns_put_into_tools_are_taken_out_and_no_others(tmp_path):
+    tools: list[dict[str, object]] = [
+        {"name": "f", "parameters": {"x": {"type": "int", "enum": [None, 1]}}},
+        {"name": "g", "parameters": {"y": {"type": "str"}}},
+    ]
+    rows: list[dict[str, object]] = [
+        {"prompt": "a", "tools": tools, "meta": {"m": 1}},
+        {"prompt": "b", "tools": None, "meta": {"n": 2}},
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "x.parquet")
+    assert [value for _, value in read(tmp_path / "x.parquet")] == [
+        {"prompt": "a", "tools": tools, "meta": {"m": 1, "n": None}},
+        {"prompt": "b", "tools": None, "meta": {"m": None, "n": 2}},
     ]
 
 

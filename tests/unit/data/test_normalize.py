@@ -206,7 +206,13 @@ def test_tools_are_kept_whether_list_or_text():
         assert normalize(chat("u:x") | {"tools": absent}, "auto", None).conversation.tools_json is None
 
 
-@pytest.mark.parametrize("tools", ["[", "{}", {"a": 1}, ["f"], 3, [{"x": b"1"}]])
+@pytest.mark.parametrize(
+    "tools",
+    [
+        *("[", "{}", {"a": 1}, ["f"], 3, [{"x": b"1"}]),
+        *('[{"x": NaN}]', '[{"x": 1e400}]', [{"x": [float("-inf")]}], '[{"x": 1, "x": 2}]'),
+    ],
+)
 def test_tools_that_are_no_list_of_objects_are_refused(tools):
     assert refused(chat("u:x") | {"tools": tools}) == Reason.BAD_TOOLS
 

@@ -1,3 +1,4 @@
+import io
 import json
 import random
 
@@ -5,7 +6,8 @@ import pytest
 
 from regen.data import planning
 from regen.data.normalize import normalize
-from regen.data.plan import open_plan
+from regen.data.plan import open_plan, read_summary
+from regen.data.plan_summary import PlanSummary
 from regen.data.planning import build_plan
 from regen.data.rendering import UNEXPECTED
 from regen.data.target import resolve_target
@@ -81,6 +83,41 @@ def test_bad_rows_cost_themselves_and_nothing_else(tmp_path, plan_of):
     assert (source.rows, source.accepted, sum(source.rejected.values()), summary.refused) == (102, 97, 5, 5)
     assert planned[40].conversation is not None
     assert planned[17].prompt_tokens > 5000
+
+
+def test_the_first_rejected_row_of_each_reason_can_be_found(tmp_path, plan_of):
+    from rich.console import Console
+
+    from regen.observe.tables import plan_table
+
+    storage = MemoryStorage()
+    path = write(tmp_path / "x.jsonl", [{"prompt": "a"}, "{torn", {"odd\x1b\nkey" * 99: 1}, "{torn too"])
+    summary, _ = plan_of({"name": "x", "path": path}, storage=storage)
+    assert read_summary(storage) == summary
+    [source] = json.loads(summary.to_json())["sources"]
+    assert sorted(source["first_rejected"]) == ["bad_json", "unknown_shape"]
+    assert source["first_rejected"]["bad_json"]["location"] == f"{path}:2"
+    assert len(source["first_rejected"]["unknown_shape"]["detail"]) == 300
+    console = Console(width=1000, file=io.StringIO())
+    console.print(plan_table(summary.sources, summary.digest))
+    lines = [
+        line.rstrip()
+        for line in console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        if "rejected: " in line
+    ]
+    detail = source["first_rejected"]["bad_json"]["detail"]
+    assert lines[0] == f"x: rejected: bad_json 2, first: {path}:2 ({detail})"
+    assert lines[1].startswith(f"x: rejected: unknown_shape 1, first: {path}:3 (no messages")
+    assert "\x1b" not in lines[1]
+    assert lines[1].endswith("...)")
+
+
+def test_a_plan_without_examples_is_read(tmp_path, plan_of):
+    path = write(tmp_path / "x.jsonl", ["{torn"])
+    summary, _ = plan_of({"name": "x", "path": path})
+    older = json.loads(summary.to_json())
+    del older["sources"][0]["first_rejected"]
+    assert PlanSummary.from_json(json.dumps(older).encode()).sources[0].rejected == {"bad_json": 1}
 
 
 def test_prompt_tokens_are_those_of_the_first_prompt_only(tmp_path, plan_of):

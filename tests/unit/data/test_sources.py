@@ -143,3 +143,20 @@ def test_a_row_nested_beyond_pickling_costs_itself(tmp_path):
     deep = '{"a": ' + "[" * 600 + "]" * 600 + "}"
     (tmp_path / "x.jsonl").write_text('{"a": 1}\n' + deep + '\n{"a": 2}\n')
     assert len(list(read_source(source(tmp_path / "x.jsonl", shuffle_seed=3)))) == 3
+
+
+@pytest.mark.parametrize("bad_line", [3, 3000])
+def test_a_dataset_that_a_bad_line_stops_says_why_and_how_to_lose_only_that(tmp_path, monkeypatch, bad_line):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    datasets.disable_progress_bars()
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write_lines(folder / "x.jsonl", [{"prompt": "a" * 10_000}] * bad_line)
+    with (folder / "x.jsonl").open("a") as stream:
+        stream.write('{"prompt": {"a": 1\n{"prompt": "b"}\n')
+    with pytest.raises(SourceError, match=r"caused by ArrowInvalid: JSON parse error") as caught:
+        list(read_source(source(folder)))
+    assert f"name its files ({folder}/*.jsonl)" in str(caught.value)
+    assert sum(row.error is not None for row in read_source(source(folder / "*.jsonl"))) == 1
