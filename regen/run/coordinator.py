@@ -75,6 +75,14 @@ class _OpenRun:
     publisher: Publisher
     totals_at_start: Totals
     is_restart: bool
+    _totals: tuple[int, Totals] | None = None
+
+    @property
+    def totals(self) -> Totals:
+        """Of everything committed; added up only when something was published since."""
+        if self._totals is None or self._totals[0] != self.journal.next_number:
+            self._totals = (self.journal.next_number, self.journal.totals)
+        return self._totals[1]
 
 
 class Coordinator:
@@ -267,7 +275,7 @@ class Coordinator:
 
     def _look_for_failures(self, run: _OpenRun, now: float) -> None:
         share = self._spec.limits.failed_share
-        if self._error is None and (error := too_many_failed(run.totals_at_start, run.journal.totals, share)):
+        if self._error is None and (error := too_many_failed(run.totals_at_start, run.totals, share)):
             self._error = error
             self._begin_drain(now + BREAKER_DRAIN_SECONDS)
 
@@ -318,7 +326,7 @@ class Coordinator:
             incarnation=self._incarnation,
             phase=self._phase,
             planned=run.plan.count if run else 0,
-            totals=run.journal.totals if run else Totals(),
+            totals=run.totals if run else Totals(),
             in_flight=run.schedule.in_flight if run else 0,
             uncommitted_rows=run.publisher.uncommitted_rows if run else 0,
             commits=run.journal.next_number if run else 0,

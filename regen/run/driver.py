@@ -17,7 +17,8 @@ from regen.errors import RegenError
 from regen.records import CoordinatorStatus, Phase, WorkerId
 from regen.run.setup import RunSetup, WorkerSetup
 
-POLL_SECONDS = 0.3
+POLL_SECONDS = 1.0
+OPENING_POLL_SECONDS = 0.1
 # A coordinator that dies so often without publishing anything in between will not come right by itself.
 COORDINATOR_RESTARTS = 5
 # How long after the end the workers may take to leave before they are killed.
@@ -77,12 +78,14 @@ class Driver:
         self._workers: dict[int, WorkerHandle] = {}
         self._drain_until: float | None = None
         self._incarnation = ""
+        self._wake = asyncio.Event()
 
     def drain(self, seconds: float) -> None:
         """Ask for an orderly end: nothing new is begun, finished rows are published, then the session ends."""
         self._say(f"draining: finished rows are published, running ones get {seconds:g} s")
         self._drain_until = time.monotonic() + seconds
         self._incarnation = ""  # whichever coordinator answers next is told
+        self._wake.set()
 
     def drain_now(self) -> None:
         """Asked a second time: what still runs is dropped, what is finished is published."""
@@ -112,7 +115,7 @@ class Driver:
         restarts = _RestartCount()
         while (status := await coordinator.status()).phase is Phase.REPLAYING and self._drain_until is None:
             restarts.see(status)
-            await asyncio.sleep(POLL_SECONDS / 5)
+            await asyncio.sleep(OPENING_POLL_SECONDS)
         _raise_if_failed(status)
         return status
 
@@ -132,7 +135,9 @@ class Driver:
             if replicas and all(replica.done() for replica in replicas):
                 without_replicas_since = without_replicas_since or time.monotonic()
                 await self._end_without_replicas(coordinator, replicas, without_replicas_since)
-            await asyncio.sleep(POLL_SECONDS)
+            self._wake.clear()
+            with suppress(TimeoutError):  # a drain is passed on at once: without our own grace, Ray gives 3 s in all
+                await asyncio.wait_for(self._wake.wait(), POLL_SECONDS)
 
     async def _keep_replica(self, coordinator: CoordinatorHandle, slot: int) -> None:
         """One slot: an engine after another until one is told to stop. Raises when its restarts are used up."""
@@ -189,7 +194,7 @@ class Driver:
             status = await coordinator.status()
             while status.phase not in _ENDED and time.monotonic() - since < LEAVE_SECONDS:
                 await self._pass_on_drain(coordinator, status)
-                await asyncio.sleep(POLL_SECONDS / 5)
+                await asyncio.sleep(OPENING_POLL_SECONDS)
                 status = await coordinator.status()
             raise failed[-1]
         if time.monotonic() - since > LEAVE_SECONDS:

@@ -6,7 +6,6 @@ sampling field came from. The plan's digest stands in plan.json, which is made a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -14,13 +13,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from regen.data.sampling import generation_defaults
 from regen.data.target import Target, identity
-from regen.errors import FingerprintDrift, JournalDamaged, SpecError
+from regen.errors import JournalDamaged, SpecError
 from regen.protocols import Storage
 from regen.spec import RunSpec, VllmEngineSpec, fingerprint, output_shaping, with_absolute_paths
 from regen.store import layout
 
 FORMAT_VERSION = 1
-Drift = dict[str, tuple[Any, Any]]
 
 
 class RunRecord(BaseModel):
@@ -93,22 +91,3 @@ def require_record(storage: Storage) -> RunRecord:
     if record is None:
         raise SpecError(f"{storage.url} holds no run: there is no {layout.RUN} in it")
     return record
-
-
-def drift(before: Mapping[str, Any], now: Mapping[str, Any]) -> Drift:
-    """(before, now) for every dotted key that differs; None stands for absent."""
-    keys = sorted(before.keys() | now.keys())
-    return {key: (before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)}
-
-
-def refuse_drift(found: Drift, where: str, can_be_accepted: bool = True) -> None:
-    """Raises FingerprintDrift with a field-by-field diff if there is any."""
-    if not found:
-        return
-    lines = [f"  {name}: was {was!r}, is {now!r}" for name, (was, now) in found.items()]
-    raise FingerprintDrift(
-        f"{where} was begun with other settings that shape outputs:\n"
-        + "\n".join(lines)
-        + "\nPut them back, or choose another output folder"
-        + (", or go on knowingly with --accept-drift (it is recorded)." if can_be_accepted else ".")
-    )

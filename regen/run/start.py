@@ -7,7 +7,6 @@ Each step that refuses does so with a typed error, and nothing has been written 
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import tempfile
@@ -27,32 +26,15 @@ from regen.data.target import Target, resolve_target
 from regen.errors import FingerprintDrift
 from regen.protocols import Storage
 from regen.records import WorkerId
+from regen.run.drift import Drift, accepted_drift, drift_record, refuse_after_drift
+from regen.run.held import refuse_if_held
 from regen.run.preflight import examine, examine_lengths, require_healthy
-from regen.run.record import (
-    Drift,
-    RunRecord,
-    drift,
-    make_record,
-    read_record,
-    refuse_drift,
-    require_record,
-    write_record,
-)
+from regen.run.record import RunRecord, make_record, read_record, require_record, write_record
 from regen.run.setup import RunSetup, WorkerSetup
 from regen.spec import RunSpec, not_acted_on
-from regen.store.control import DriftAccepted
-from regen.store.holder import Holder, Liveness, held, read_holder, watch
-from regen.store.machine import machine_identity, process_exists
-from regen.store.replay import Replayed, replay
+from regen.store.machine import machine_identity
 from regen.store.storage import LocalStorage, open_storage
 
-# Three heartbeats (run/coordinator.py) and a little: a live holder shows itself within that.
-WATCH_SECONDS = 7.0
-# Ray was seen to end an actor 2 to 3 s after the process that created it.
-ORPHAN_SECONDS = 15.0
-
-# What no flag can change: the plan is frozen, and shards of another size would overlap.
-_FIXED = ("sources.", "rows.", "rows_per_shard")
 PROGRESS_SECONDS = 10.0
 
 Say = Callable[[str], None]
@@ -93,7 +75,7 @@ def begin(spec: RunSpec, options: StartOptions, say: Say) -> Begun:
     before = read_record(storage)
     if before is None:
         before = record if write_record(storage, record) else require_record(storage)  # another start was faster
-    drift = _accepted_drift(before, record, storage, options)
+    drift = accepted_drift(before, record, storage, options.accept_drift)
     is_new = not has_plan(storage)
     summary = _planned(spec, target, storage, options, say) if is_new else _unchanged(spec, target, storage, options)
     if is_new:
@@ -106,7 +88,7 @@ def resume(run_url: str, options: StartOptions, say: Say) -> Begun:
     """Continue a run from its folder alone: the spec is the one it was begun with, sources are not looked at again."""
     storage = open_storage(run_url)
     before = require_record(storage)
-    _refuse_after_drift(storage)
+    refuse_after_drift(storage)
     spec = before.spec.model_copy(update={"output": run_url})  # the folder may have been moved
     claim_seen = refuse_if_held(storage, options.take_over)
     target = resolve_target(spec.target)
@@ -114,38 +96,10 @@ def resume(run_url: str, options: StartOptions, say: Say) -> Begun:
     _say_what_is_odd(spec, target, say)
     storage.probe()
     record = make_record(spec, target)
-    drift = _accepted_drift(before, record, storage, options)
+    drift = accepted_drift(before, record, storage, options.accept_drift)
     is_new = not has_plan(storage)
     summary = _planned(spec, target, storage, options, say) if is_new else _frozen(storage)
     return Begun(storage, record, summary, _setup(record, target, storage, options, drift, claim_seen), is_new)
-
-
-def refuse_if_held(storage: Storage, take_over: bool) -> str | None:
-    """The session of the newest claim, if it is over (or `take_over`); None if nobody has ever run this folder.
-
-    Raises RunHeld if somebody does: seen at once, or by watching the folder for `WATCH_SECONDS`.
-    """
-    if not has_plan(storage):
-        return None
-    _await_orphan(read_holder(storage))
-    replayed = _replayed(storage)
-    if not take_over and watch(storage, replayed, time.sleep, WATCH_SECONDS, machine_identity()) is Liveness.ALIVE:
-        raise held(read_holder(storage), replayed.newest_claim, storage.url, datetime.now(UTC))
-    return replayed.newest_claim.session if replayed.newest_claim else None
-
-
-def _replayed(storage: Storage) -> Replayed:
-    plan = open_plan(storage)
-    return replay(storage, plan.count, plan.refused())
-
-
-def _await_orphan(holder: Holder | None) -> None:
-    """A coordinator whose driver was killed ends by itself within seconds: a restart right after the kill waits."""
-    if holder is None or holder.boot_id != machine_identity() or process_exists(holder.driver_pid):
-        return
-    deadline = time.monotonic() + ORPHAN_SECONDS
-    while process_exists(holder.coordinator_pid) and time.monotonic() < deadline:
-        time.sleep(0.1)
 
 
 def has_plan(storage: Storage) -> bool:
@@ -215,32 +169,6 @@ def _described(difference: PlanChanges) -> str:
     return "".join(lines) or "\n  the rows are the same"
 
 
-def _accepted_drift(before: RunRecord, now: RunRecord, storage: Storage, options: StartOptions) -> Drift:
-    """What differs from the run's beginning, if that is accepted, now or by an earlier session with these settings."""
-    found = drift(before.shaping, now.shaping)
-    if fixed := {name: change for name, change in found.items() if name.startswith(_FIXED)}:
-        refuse_drift(fixed, storage.url, can_be_accepted=False)
-    accepted = _latest_drift(storage)
-    if not options.accept_drift and (accepted is None or accepted.fingerprint_after != now.fingerprint):
-        refuse_drift(found, storage.url)
-    return found
-
-
-def _refuse_after_drift(storage: Storage) -> None:
-    """The spec of run.json is not what the run was last continued with: only the user has that one."""
-    if (accepted := _latest_drift(storage)) is not None:
-        changed = "".join(f"\n  {name}: was {was}, is {now}" for name, (was, now) in accepted.fields.items())
-        raise FingerprintDrift(
-            f"{storage.url} went on with accepted changes:{changed}\nContinue it with the spec that has them:"
-            " regen run SPEC"
-        )
-
-
-def _latest_drift(storage: Storage) -> DriftAccepted | None:
-    records = _replayed(storage).records if has_plan(storage) else ()
-    return next((record for record in reversed(records) if isinstance(record, DriftAccepted)), None)
-
-
 def _say_what_is_odd(spec: RunSpec, target: Target, say: Say) -> None:
     if target.context_tokens is not None and spec.engine.max_model_len > target.context_tokens:
         say(
@@ -270,7 +198,7 @@ def _setup(
         driver_pid=os.getpid(),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         take_over=options.take_over,
-        drift=_drift_record(session, accepted, record, storage),
+        drift=drift_record(session, accepted, record, storage),
         claim_seen=claim_seen,
     )
     is_local = Path(target.model).expanduser().is_dir()
@@ -283,13 +211,6 @@ def _setup(
         generation_config=dict(target.generation_config),
         eos_token_ids=target.eos_token_ids,
     )
-
-
-def _drift_record(session: str, accepted: Drift, record: RunRecord, storage: Storage) -> DriftAccepted | None:
-    if not accepted:
-        return None
-    fields = {name: (json.dumps(was), json.dumps(now)) for name, (was, now) in accepted.items()}
-    return DriftAccepted(session, fields, require_record(storage).fingerprint, record.fingerprint)
 
 
 def _new_session() -> str:

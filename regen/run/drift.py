@@ -1,0 +1,72 @@
+"""What shapes outputs and differs from what a run was begun with: refused with a diff, or accepted and recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from regen.errors import FingerprintDrift
+from regen.protocols import Storage
+from regen.run.held import replayed_run
+from regen.run.record import RunRecord, require_record
+from regen.store.control import DriftAccepted
+
+Drift = dict[str, tuple[Any, Any]]
+
+# What no flag can change: the plan is frozen, and shards of another size would overlap.
+_FIXED = ("sources.", "rows.", "rows_per_shard")
+
+
+def accepted_drift(before: RunRecord, now: RunRecord, storage: Storage, accept: bool) -> Drift:
+    """What differs from the run's beginning, if that is accepted, now or by an earlier session with these settings."""
+    found = _difference(before.shaping, now.shaping)
+    if fixed := {name: change for name, change in found.items() if name.startswith(_FIXED)}:
+        _refuse(fixed, storage.url, can_be_accepted=False)
+    accepted = _latest_drift(storage)
+    if not accept and (accepted is None or accepted.fingerprint_after != now.fingerprint):
+        _refuse(found, storage.url)
+    return found
+
+
+def refuse_after_drift(storage: Storage) -> None:
+    """The spec of run.json is not what the run was last continued with: only the user has that one."""
+    if (accepted := _latest_drift(storage)) is not None:
+        changed = "".join(f"\n  {name}: was {was}, is {now}" for name, (was, now) in accepted.fields.items())
+        raise FingerprintDrift(
+            f"{storage.url} went on with accepted changes:{changed}\nContinue it with the spec that has them:"
+            " regen run SPEC"
+        )
+
+
+def _latest_drift(storage: Storage) -> DriftAccepted | None:
+    replayed = replayed_run(storage)
+    records = replayed.records if replayed else ()
+    return next((record for record in reversed(records) if isinstance(record, DriftAccepted)), None)
+
+
+def drift_record(session: str, accepted: Drift, record: RunRecord, storage: Storage) -> DriftAccepted | None:
+    """What the journal is to say of it; None if nothing was accepted."""
+    if not accepted:
+        return None
+    fields = {name: (json.dumps(was), json.dumps(now)) for name, (was, now) in accepted.items()}
+    return DriftAccepted(session, fields, require_record(storage).fingerprint, record.fingerprint)
+
+
+def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> Drift:
+    """(before, now) for every dotted key that differs; None stands for absent."""
+    keys = sorted(before.keys() | now.keys())
+    return {key: (before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)}
+
+
+def _refuse(found: Drift, where: str, can_be_accepted: bool = True) -> None:
+    """Raises FingerprintDrift with a field-by-field diff if there is any."""
+    if not found:
+        return
+    lines = [f"  {name}: was {was!r}, is {now!r}" for name, (was, now) in found.items()]
+    raise FingerprintDrift(
+        f"{where} was begun with other settings that shape outputs:\n"
+        + "\n".join(lines)
+        + "\nPut them back, or choose another output folder"
+        + (", or go on knowingly with --accept-drift (it is recorded)." if can_be_accepted else ".")
+    )
