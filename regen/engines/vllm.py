@@ -30,6 +30,9 @@ from regen.spec import SpeculationSpec, VllmEngineSpec
 
 # New tokens per streamed output: evidence of life without a flood (one output per token costs the event loop dearly).
 PROGRESS_TOKENS = 64
+# Engines that were shut down are kept until the process ends. vLLM 0.32 leaves their ZeroMQ context to the garbage
+# collector, which warns, and may block while it ends the context. A worker's process has one engine in its life.
+_ENDED: list[Any] = []
 
 
 class VllmEngine:
@@ -102,6 +105,7 @@ class VllmEngine:
             await asyncio.to_thread(llm.shutdown)
             # AsyncLLM's __del__ shuts down once more, and at the interpreter's exit it fails at that, aloud.
             llm.shutdown = _nothing
+            _ENDED.append(llm)
 
     def _load(self) -> Any:
         from vllm.engine.arg_utils import AsyncEngineArgs
