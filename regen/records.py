@@ -411,6 +411,8 @@ class CoordinatorStatus:
 
     `incarnation` differs after every restart of the coordinator; `commits` counts journal files and never falls;
     `hung` are slots whose process says nothing any more; `store_error` is set while the store is away.
+    `session_sampled_tokens` are what engines have sampled since they started: more than what was received of this
+    session's rows where work was lost or dropped.
     """
 
     incarnation: str
@@ -422,6 +424,7 @@ class CoordinatorStatus:
     commits: int
     replicas: Mapping[int, ReplicaStats]
     session_output_tokens: int
+    session_sampled_tokens: int
     session_rows: int
     session_seconds: float
     hung: tuple[int, ...] = ()
