@@ -1,8 +1,7 @@
 """The spec file: strict data, checked in full before anything is started.
 
 Every field is explained beside it; `regen init` prints these explanations. Unknown keys are refused, conflicts name
-both fields, an error names the path of the key. What this version reads but does not act on yet is listed by
-`not_acted_on`, and said aloud at every start: nothing is ignored in silence.
+both fields, an error names the path of the key.
 """
 
 from __future__ import annotations
@@ -457,10 +456,10 @@ def with_absolute_paths(spec: RunSpec) -> RunSpec:
     )
 
 
-def not_acted_on(spec: RunSpec) -> list[str]:
-    """Settings that were given, are kept with the run, and change nothing in this version; said aloud at the start."""
-    given = spec.speculation.model_fields_set if spec.speculation else frozenset()
-    return [f"speculation.{name}" for name in ("expected", "gate", "guard", "calibrate") if name in given]
+def highest_temperature(sampling: SamplingSpec) -> float | None:
+    """The highest temperature that rows are sampled with; None where the spec leaves it to the target."""
+    given = sampling.temperature
+    return max(part.value for part in given) if isinstance(given, list) else given
 
 
 def output_shaping(spec: RunSpec) -> dict[str, Any]:
