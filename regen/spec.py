@@ -140,12 +140,26 @@ class VllmEngineSpec(_EngineCommon):
 class FakeFault(_Strict):
     """One scripted fault of the fake engine."""
 
-    kind: Literal["die", "hang", "fail", "garbage", "refuse", "die_at_start", "hang_at_start"] = Field(
+    kind: Literal[
+        "die",
+        "hang",
+        "fail",
+        "garbage",
+        "refuse",
+        "die_at_start",
+        "hang_at_start",
+        "salad",
+        "counters_absent",
+        "reject_drafts",
+    ] = Field(
         description="die: every request fails from then on. hang: no more tokens. fail: this attempt. refuse: for good."
+        " Only with speculation on: salad, an answer's tokens shuffled; and from then on for good, counters_absent and"
+        " reject_drafts."
     )
     replica: int | None = Field(None, ge=0, description="Only in this replica slot.")
     after_requests: int = Field(0, ge=0, description="Not before the engine has had so many requests.")
     times: int = Field(1, ge=1, description="How often it strikes in one engine's life.")
+    every: int = Field(1, ge=1, description="It strikes at each so-many-th request that it could strike at.")
     lives: int = Field(1, ge=1, description="In how many engines of a slot, one replacing the other.")
 
 
