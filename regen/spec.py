@@ -470,12 +470,6 @@ def with_absolute_paths(spec: RunSpec) -> RunSpec:
     )
 
 
-def highest_temperature(sampling: SamplingSpec) -> float | None:
-    """The highest temperature that rows are sampled with; None where the spec leaves it to the target."""
-    given = sampling.temperature
-    return max(part.value for part in given) if isinstance(given, list) else given
-
-
 def output_shaping(spec: RunSpec) -> dict[str, Any]:
     """The part of the spec that decides what is written, as plain data with dotted keys.
 

@@ -220,7 +220,7 @@ class Coordinator:
         publisher = Publisher(journal, schedule, self._spec.checkpoint, self._patience)
         if unwritten := self._unwritten(replayed):
             await publisher.write(unwritten)
-        speculation = SpeculationControl(self._spec, self._setup.session, self._setup.purpose, replayed.records)
+        speculation = SpeculationControl(self._setup, replayed.records)
         by_source = {source.name: source.rows for source in plan.summary.sources}
         return _OpenRun(plan, by_source, journal, schedule, publisher, speculation, journal.totals, is_restart)
 

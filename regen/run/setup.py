@@ -28,7 +28,7 @@ class Purpose(StrEnum):
 class RunSetup:
     """One session of one run. `session` is unique to this start; times of day are for people only.
 
-    `claim_seen` is the session whose claim the start has found to be over; `drift` what it accepted, if anything;
+    `temperature` is the highest that rows are sampled at. `claim_seen` is the session whose claim the start has found to be over; `drift` what it accepted, if anything;
     `configured` says that from now on other speculation is wanted than so far.
     """
 
@@ -41,6 +41,7 @@ class RunSetup:
     driver_pid: int
     started_at: str
     take_over: bool
+    temperature: float = 0.0
     purpose: Purpose = Purpose.RUN
     drift: DriftAccepted | None = None
     configured: SpeculationConfigured | None = None

@@ -24,8 +24,8 @@ from regen.records import (
     SpeculationStatus,
     WorkerId,
 )
-from regen.run.setup import CONFIGURED, OFF, Assignment, Purpose
-from regen.spec import RunSpec, SpeculationSpec, VllmEngineSpec, highest_temperature
+from regen.run.setup import CONFIGURED, OFF, Assignment, Purpose, RunSetup
+from regen.spec import RunSpec, SpeculationSpec, VllmEngineSpec
 from regen.speculative.calibration import Arm, Calibration, Choice, Measured, Window, arms
 from regen.speculative.gate import GateResult, GateVerdict, judge
 from regen.speculative.guard import Guard, GuardVerdict, ReplicaVerdict
@@ -55,10 +55,13 @@ class _Engine:
 class SpeculationControl:
     """One per coordinator."""
 
-    def __init__(self, spec: RunSpec, session: str, purpose: Purpose, records: Iterable[Record]) -> None:
+    def __init__(self, setup: RunSetup, records: Iterable[Record]) -> None:
+        """`records` are those of the journal that still matter."""
+        spec = setup.spec
+        self._setup = setup
         self._spec = spec
-        self._session = session
-        self._purpose = purpose
+        self._session = setup.session
+        self._purpose = setup.purpose
         self._subject = subject_of(spec)
         self._engines: dict[int, _Engine] = {}
         self._switched_off: set[int] = set()
@@ -172,7 +175,7 @@ class SpeculationControl:
         speculation = self._speculation_of(engine)
         if speculation is None or stats.warmup is None:
             return
-        engine.gate = result = judge(stats.warmup, speculation, temperature=self._temperature())
+        engine.gate = result = judge(stats.warmup, speculation, temperature=self._setup.temperature)
         engine.verdict = result.verdict.value
         slot = engine.worker.slot
         told = f"replica {slot}, warm-up: {result.found}"
@@ -180,11 +183,6 @@ class SpeculationControl:
             self._act_on_bad_warmup(engine, result, told)
         elif result.verdict is GateVerdict.UNDECIDED:
             self._say(told)
-
-    def _temperature(self) -> float:
-        """The highest one asked for. Where the spec leaves it to the target it is taken for a sampled one."""
-        given = highest_temperature(self._spec.sampling)
-        return 1.0 if given is None else given
 
     def _act_on_bad_warmup(self, engine: _Engine, result: GateResult, told: str) -> None:
         configured = self._spec.speculation

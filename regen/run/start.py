@@ -29,7 +29,7 @@ from regen.records import WorkerId
 from regen.run.drift import Drift, accepted_drift, drift_record, refuse_after_drift
 from regen.run.held import refuse_if_held
 from regen.run.preflight import examine, examine_lengths, require_healthy
-from regen.run.record import RunRecord, make_record, read_record, require_record, write_record
+from regen.run.record import RunRecord, highest_temperature, make_record, read_record, require_record, write_record
 from regen.run.setup import CONFIGURED, OFF, Assignment, Purpose, RunSetup, WorkerSetup
 from regen.run.wanted import NewDraft, configured_record, wanted_speculation, with_new_draft
 from regen.spec import RunSpec
@@ -202,6 +202,7 @@ def _setup(
         driver_pid=os.getpid(),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         take_over=options.take_over,
+        temperature=highest_temperature(record),
         purpose=options.purpose,
         configured=configured_record(session, record, storage),
         drift=drift_record(session, accepted, record, storage),

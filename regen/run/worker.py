@@ -171,6 +171,7 @@ class Worker:
             self._engine,
             self._info.slots,
             on_tokens=partial(self._on_tokens, _WARMUP),
+            temperature=self._setup.run.temperature,
         )
 
     async def _leave(self) -> None:

@@ -1,4 +1,4 @@
-"""Speculation that is proven: gate, calibration and guard in the real coordinator, worker and driver, on one event loop."""
+"""Gate, calibration and guard in the real coordinator, worker and driver, on one event loop over the fake engine."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def speculated(begun: Begun) -> dict[int, set[bool]]:
 
 def test_a_dead_draft_stops_the_run_before_any_row_is_committed(tmp_path: Path) -> None:
     begun = begin_run(speculating(tmp_path, engine=DEAD))
-    with pytest.raises(SpeculationFailed, match="accept length 1.00") as raised:
+    with pytest.raises(SpeculationFailed, match=r"accept length 1\.00") as raised:
         asyncio.run(drive(LocalCluster(), begun))
     assert raised.value.exit_code is ExitCode.SPECULATION
     assert standing(begun.storage).totals.done == 0
