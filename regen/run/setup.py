@@ -28,8 +28,8 @@ class Purpose(StrEnum):
 class RunSetup:
     """One session of one run. `session` is unique to this start; times of day are for people only.
 
-    `temperature` is the highest that rows are sampled at. `claim_seen` is the session whose claim the start has found to be over; `drift` what it accepted, if anything;
-    `configured` says that from now on other speculation is wanted than so far.
+    `temperature` is the highest that rows are sampled at. `claim_seen` is the session whose claim the start has found
+    to be over; `drift` what it accepted, if anything; `configured` says that from now on other speculation is wanted.
     """
 
     spec: RunSpec
