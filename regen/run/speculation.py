@@ -300,7 +300,7 @@ class SpeculationControl:
             drain_seconds=0.0,
             rate_on=self._measured_rates.get(engine.arm),
             rate_off=self._measured_rates.get(OFF),
-            accept_length_now=change.accept_length or 1.0,
+            accept_length_now=_useful_length(change),
             accept_length_then=self._accept_length_then(engine),
         )
         if payoff.pays:
@@ -438,6 +438,11 @@ def _window(engine: _Engine, before: ReplicaStats, stats: ReplicaStats, seconds:
 def _is_full(counters: EngineCounters, slots: int) -> bool:
     """Every slot decodes; or the engine has no room for those that wait."""
     return counters.waiting > 0 or counters.running >= math.floor(slots * _FULL_SHARE)
+
+
+def _useful_length(change: ReplicaVerdict) -> float:
+    """What is not counted is not believed: without counters a draft is taken for a useless one."""
+    return 1.0 if change.verdict is GuardVerdict.ABSENT else change.accept_length or 1.0
 
 
 def _after(policy: str, engine: _Engine, configured: SpeculationSpec) -> Assignment:
