@@ -47,7 +47,7 @@ class _Replica:
 
 @dataclass
 class SimulatedRun:
-    """One run. `rate` gives a replica's tokens per second by arm; `drift` a factor by time; `fails` an arm that dies."""
+    """One run. `rate` gives a replica's tokens per second by arm; `drift` a factor by time; `fails` what dies."""
 
     slots: int = 16
     replicas: int = 1

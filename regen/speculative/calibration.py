@@ -85,7 +85,7 @@ class Calibration:
         self._failed: set[str] = set()
         self._start_seconds = [one.start_seconds for one in measured if one.start_seconds > 0]
         self._drain_seconds: list[float] = []
-        history = self._history()
+        history = _history(self._measured)
         self._starts = sum(layout.moves(history[:count], stage) for count, stage in enumerate(history))
         self._last = {slot: arm for stage in history for slot, arm in stage.items()}
         self._stage = -1
@@ -121,7 +121,7 @@ class Calibration:
             self._judge()
 
     def add(self, window: Window) -> None:
-        """What one engine made since its last window. `window.arm` is what it runs, which may be what it is to leave."""
+        """What one engine made since its last window. `window.arm` is what it runs, perhaps not what it should."""
         if self.choice is not None or window.slot not in self._assignment or window.seconds <= 0:
             return
         if window.arm != self._assignment[window.slot]:
@@ -180,7 +180,7 @@ class Calibration:
 
     def _ahead(self) -> layout.Cost:
         """What is still to come after the present stage; the present one counts as a stage."""
-        history = [*self._history(), self._assignment]
+        history = [*_history(self._measured), self._assignment]
         rest = layout.cost(history, self._alive(), self._slots, self._bystanders, self._default())
         return layout.Cost(rest.starts, rest.stages + 1)
 
@@ -196,10 +196,6 @@ class Calibration:
     def _default(self) -> str:
         """What replicas run that take no part: only if it does not run at all is it changed before the end."""
         return OFF if CONFIGURED in self._failed else CONFIGURED
-
-    def _history(self) -> list[dict[int, str]]:
-        stages = sorted({one.stage for one in self._measured})
-        return [{one.slot: one.arm for one in self._measured if one.stage == stage} for stage in stages]
 
     def _begin_stage(self, assignment: dict[int, str]) -> None:
         """What goes on as it was keeps its windows: a stage is begun anew when an arm fails in the middle of it."""
@@ -246,7 +242,7 @@ class Calibration:
             return True
         if max(one.noise for one in now) <= self._spec.min_gain / 6:
             return True
-        return self._preferred(Comparison([*self._measured, *now])) is not None
+        return self._preferred([*self._measured, *now]) is not None
 
     def _current(self) -> list[Measured]:
         return [
@@ -265,14 +261,14 @@ class Calibration:
         alive = self._alive()
         if not alive or (len(alive) == 1 and not self._is_seen(alive[0])):
             self._end_with_the_rest()
-        elif comparison is not None and (preferred := self._preferred(comparison)) is not None:
+        elif comparison is not None and (preferred := self._preferred(self._measured)) is not None:
             self._choose(preferred, comparison)
         else:
             self._go_on(comparison)
 
     def _go_on(self, comparison: Comparison | None) -> None:
         """The next stage, if it may help and the starts suffice for it and for the last move."""
-        alive, history = self._alive(), self._history()
+        alive, history = self._alive(), _history(self._measured)
         stage = layout.next_stage(history, alive, self._slots)
         last_moves = layout.last_moves(stage, alive, self._bystanders, self._default())
         needed = self._starts + layout.moves([self._last], stage) + last_moves
@@ -304,16 +300,20 @@ class Calibration:
         is_preferred = self._rank(one) < self._rank(other)
         return difference.low > 0 and (is_preferred or difference.high >= self._spec.min_gain)
 
-    def _preferred(self, comparison: Comparison) -> str | None:
-        """The first arm, in order of preference, that none can beat by `min_gain`. None: more has to be seen."""
-        alive = sorted(self._alive(), key=self._rank)
+    def _preferred(self, measured: Sequence[Measured]) -> str | None:
+        """The first arm, in order of preference, that none can beat by `min_gain`. None: more has to be seen.
+
+        That two settings are alike is only believed where they changed places.
+        """
+        comparison, alive = Comparison(measured), sorted(self._alive(), key=self._rank)
         if any(arm not in comparison.arms for arm in alive):
             return None
+        is_balanced = layout.is_balanced(_history(measured), alive, self._slots)
         for arm in alive:
-            others = [other for other in alive if other != arm]
-            if all(comparison.difference(other, arm).high < self._spec.min_gain for other in others):
+            others = [comparison.difference(other, arm) for other in alive if other != arm]
+            if all(other.high < (self._spec.min_gain if is_balanced else 0.0) for other in others):
                 return arm
-            if not any(self._is_better(comparison, other, arm) for other in others):
+            if not any(self._is_better(comparison, other, arm) for other in alive):
                 return None
         return None
 
@@ -365,6 +365,12 @@ class Calibration:
             return ()
         comparison = Comparison(self._measured)
         return tuple(_result(arm, comparison, self._measured) for arm in self._arms if arm in comparison.arms)
+
+
+def _history(measured: Sequence[Measured]) -> list[dict[int, str]]:
+    """Which replica ran what, stage by stage."""
+    stages = sorted({one.stage for one in measured})
+    return [{one.slot: one.arm for one in measured if one.stage == stage} for stage in stages]
 
 
 def _result(arm: str, comparison: Comparison, measured: Sequence[Measured]) -> ArmResult:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from regen.speculative.stretch import Measured
 
@@ -77,11 +78,16 @@ def _design(measured: Sequence[Measured], arms: Sequence[str]) -> tuple[list[lis
     rows = [[float(one.arm == arm) for arm in arms] + [float(one.slot == slot) for slot in slots] for one in measured]
     prior = [_FLAT] * len(arms) + [_REPLICA**-2] * len(slots)
     if len(slots) == 1:  # nothing runs beside it: time can only be told by the order
-        middle = (stages[0] + stages[-1]) / 2
-        drift = [[one.stage - middle] for one in measured]
-        return [row + extra for row, extra in zip(rows, drift, strict=True)], [*prior, _DRIFT**-2]
+        return [[*row, when] for row, when in zip(rows, _times(measured), strict=True)], [*prior, _DRIFT**-2]
     shared = [[float(one.stage == stage) for stage in stages] for one in measured]
     return [row + extra for row, extra in zip(rows, shared, strict=True)], prior + [_STAGE**-2] * len(stages)
+
+
+def _times(measured: Sequence[Measured]) -> list[float]:
+    """When each stretch was, in stages: its middle on a clock that runs while engines start or are measured."""
+    ends = list(accumulate(one.start_seconds + one.seconds for one in measured))
+    stage_seconds = ends[-1] / len(ends)
+    return [(end - one.seconds / 2 - ends[-1] / 2) / stage_seconds for end, one in zip(ends, measured, strict=True)]
 
 
 def _inverse(matrix: Sequence[Sequence[float]]) -> list[list[float]]:
