@@ -195,7 +195,9 @@ class ExpectedAcceptance(_Strict):
     """What the draft's card promises."""
 
     by_position: list[Share] = Field(min_length=1, description="Share of steps that accept at least so many tokens.")
-    tolerance: Share = Field(0.3, description="How far below is still as promised, as a share.")
+    tolerance: Share = Field(
+        0.3, description="How far below is still as promised, as a share; each position builds on the one before."
+    )
 
 
 class WarmupSpec(_Strict):
@@ -208,10 +210,10 @@ class WarmupSpec(_Strict):
     drafts: int = Field(500, ge=1, description="Verification steps that a verdict needs.")
     seconds: float = Field(180, gt=0, description="Without a verdict by then the engine goes on as undecided.")
     canary_rows: int = Field(
-        8, ge=0, description="Greedy answers compared with what the target says without speculation."
+        32, ge=0, description="Greedy answers compared with what the target says without speculation."
     )
     canary_margin: float = Field(
-        1.0, gt=0, description="How far below the target's best a token may be, in nats: kernels round differently."
+        2.0, gt=0, description="How far below the target's best a token may be, in nats: kernels round differently."
     )
 
 

@@ -87,8 +87,10 @@ def judge(
 
 
 def could_tell_more(report: WarmupReport, speculation: SpeculationSpec) -> bool:
-    """Whether more warm-up answers are likely to bring a verdict: not for drafts that come too rarely."""
-    return report.output_tokens < TOKENS_PER_DRAFT * speculation.warmup.drafts
+    """Whether more warm-up answers are likely to bring a verdict: not where drafts, or good answers, are too rare."""
+    settings = speculation.warmup
+    tokens = report.output_tokens + report.degenerate * settings.max_tokens
+    return tokens < TOKENS_PER_DRAFT * settings.drafts
 
 
 # --- the rules, in order of weight ---------------------------------------------------------------
@@ -159,7 +161,8 @@ def _off_profile(
     seen = _seen(report)
     for position, promised in enumerate(expected.by_position[: _comparable_positions(seen, speculation)]):
         accepted = seen.accepted_by_position[position]
-        floor = promised * (1 - expected.tolerance) * _share_when_sampled(temperature) ** (position + 1)
+        # A position is reached only through those before it, so what each may fall short by is multiplied.
+        floor = promised * ((1 - expected.tolerance) * _share_when_sampled(temperature)) ** (position + 1)
         said = (
             f"position {position} accepts {accepted / seen.drafts:.2f}, expected.by_position says {promised:.2f}"
             f" ({floor:.2f} at the least"

@@ -182,6 +182,7 @@ def test_what_is_just_below_the_profile_is_measured_on_and_not_refused_at_the_en
 def test_waiting_for_drafts_has_an_end() -> None:
     assert could_tell_more(report(Acceptance(), tokens=9_000), speculation("ngram"))
     assert not could_tell_more(report(Acceptance(), tokens=10_000), speculation("ngram"))
+    assert not could_tell_more(report(Acceptance(), answers=0, degenerate=160), speculation())
 
 
 # --- by chance -----------------------------------------------------------------------------------
