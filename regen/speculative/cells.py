@@ -10,16 +10,18 @@ from regen.spec import ExpectedAcceptance
 from regen.speculative.counted import COLLAPSED_LENGTH, WINDOW_DRAFTS
 from regen.speculative.like_with_like import (
     PROMPT_BOUNDS,
-    SIGMAS,
     WINDOW_ROWS,
     Recent,
     RowsLike,
     Sums,
     bucket_name,
-    is_learned,
+    is_usable,
 )
 from regen.speculative.verdicts import Cell, GuardVerdict
 from regen.speculative.watched import DECAY_LIMIT
+
+# Many kinds of rows are looked at, again and again: more certain than a window of the guard.
+CELL_SIGMAS = 4.0
 
 _Sums: TypeAlias = Mapping[RowsLike, Sums]
 
@@ -27,9 +29,9 @@ _Sums: TypeAlias = Mapping[RowsLike, Sums]
 def cells(
     replicas: Iterable[Mapping[RowsLike, Recent]], references: _Sums, expected: ExpectedAcceptance | None
 ) -> tuple[Cell, ...]:
-    """By source, then prompt length, then position. `references` count where they are learned."""
+    """By source, then prompt length, then position. `references` count where they are precise enough."""
     recent = _together(replicas)
-    learned = {like: sums for like, sums in references.items() if is_learned(sums)}
+    learned = {like: sums for like, sums in references.items() if is_usable(sums)}
     return (*_by_source(recent, learned), *_by_prompt_length(recent, learned), *_by_position(recent, learned, expected))
 
 
@@ -78,7 +80,7 @@ def _has_decayed(rows: _Sums, learned: _Sums) -> bool:
         sums.drafts_squared * learned[like].row_variance + sums.drafts**2 * learned[like].mean_variance
         for like, sums in rows.items()
     )
-    return measured <= DECAY_LIMIT * expected and expected - measured > SIGMAS * sqrt(variance)
+    return measured <= DECAY_LIMIT * expected and expected - measured > CELL_SIGMAS * sqrt(variance)
 
 
 def _by_position(recent: _Sums, learned: _Sums, promised: ExpectedAcceptance | None) -> Iterator[Cell]:
@@ -111,7 +113,7 @@ def _at_position(position: int, rate: float, whole: Sums, reference: float | Non
         return GuardVerdict.HEALTHY
     # Rows as far apart as a share allows: the error is never larger.
     error = sqrt(reference * (1.0 - reference) * whole.drafts_squared) / whole.drafts
-    return GuardVerdict.DECAYED if reference - rate > SIGMAS * error else GuardVerdict.HEALTHY
+    return GuardVerdict.DECAYED if reference - rate > CELL_SIGMAS * error else GuardVerdict.HEALTHY
 
 
 def _merged(parts: Iterable[Sums]) -> Sums:

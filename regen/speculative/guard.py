@@ -23,6 +23,7 @@ from regen.speculative.like_with_like import (
     Sums,
     bucket,
     is_learned,
+    is_usable,
 )
 from regen.speculative.verdicts import Cell, GuardVerdict, ReplicaVerdict
 from regen.speculative.watched import Watched
@@ -41,7 +42,8 @@ class Guard:
         self._watched: dict[int, Watched | None] = dict.fromkeys(slots)
         self._settled = {slot: _nothing_known(slot, 0.0) for slot in self._watched}
         self._told = dict.fromkeys(self._watched, GuardVerdict.UNKNOWN)
-        self._references: list[tuple[SpeculationSpec, dict[RowsLike, Sums]]] = []
+        self._arms = [speculation]
+        self._references: list[dict[RowsLike, Sums]] = [{}]
         self._sources: set[str] = set()
 
     def engine_started(
@@ -55,7 +57,9 @@ class Guard:
         """A new engine: all counts of this slot begin anew. `speculation` is what it was started with, where that is
         not the configured one (an arm of calibration): only engines with the same are compared.
         """
-        self._watched[slot] = Watched((speculation or self._speculation) if arm_speculates else None, warmup)
+        speculation = self._speculation if speculation is None else speculation
+        arm = self._arm(speculation)
+        self._watched[slot] = Watched(arm, speculation if arm_speculates else None, warmup)
         self._settled[slot] = _nothing_known(slot, now)
         self._settle(slot, now)
 
@@ -65,7 +69,7 @@ class Guard:
         if watched is None:
             return
         if output_tokens < watched.output_tokens:
-            watched = self._watched[slot] = Watched(watched.speculation, watched.warmup)
+            watched = self._watched[slot] = Watched(watched.arm, watched.speculation, watched.warmup)
         watched.reading(output_tokens, acceptance)
         self._settle(slot, now)
 
@@ -97,11 +101,9 @@ class Guard:
     def cells(self) -> tuple[Cell, ...]:
         """How drafts fare by source, prompt length and position, over all replicas that speculate as configured."""
         as_configured = [
-            watched.recent
-            for watched in self._watched.values()
-            if watched is not None and watched.speculation == self._speculation
+            watched.recent for watched in self._watched.values() if watched is not None and watched.arm == 0
         ]
-        return cells(as_configured, self._references_for(self._speculation), self._speculation.expected)
+        return cells(as_configured, self._references[0], self._speculation.expected)
 
     def _speculating(self, slot: int) -> Watched | None:
         watched = self._watched[slot]
@@ -127,31 +129,29 @@ class Guard:
         return RowsLike(source, bucket(prompt_tokens, PROMPT_BOUNDS), bucket(answer_tokens, ANSWER_BOUNDS))
 
     def _past(self, slot: int, watched: Watched, like: RowsLike, acceptance: Acceptance) -> Expectation | None:
-        """What rows like this have shown since the run began, on any replica; until that is known, they teach it."""
-        assert watched.speculation is not None
-        learned = self._references_for(watched.speculation).setdefault(like, Sums())
-        if is_learned(learned):
-            return Expectation.of(like, learned)
-        if not self._settled[slot].verdict.is_bad:
-            learned.add(acceptance, watched.measured(acceptance))
-        return None
+        """What rows like this have shown since the run began, on any replica, which they teach."""
+        reference = self._references[watched.arm].setdefault(like, Sums())
+        expectation = Expectation.of(like, reference) if is_usable(reference) else None
+        if not is_learned(reference) and not self._settled[slot].verdict.is_bad:
+            reference.add(acceptance, watched.measured(acceptance))
+        return expectation
 
     def _fellows(self, slot: int, watched: Watched, like: RowsLike) -> Expectation | None:
         """What rows like this show now on the other replicas that have the same draft and are not bad themselves."""
         sums = Sums()
         for other, fellow in self._watched.items():
-            if other == slot or fellow is None or fellow.speculation != watched.speculation:
+            if other == slot or fellow is None or fellow.arm != watched.arm:
                 continue
             if like in fellow.recent and not self._settled[other].verdict.is_bad:
                 fellow.recent[like].into(sums)
-        return Expectation.of(like, sums) if is_learned(sums) else None
+        return Expectation.of(like, sums) if is_usable(sums) else None
 
-    def _references_for(self, speculation: SpeculationSpec) -> dict[RowsLike, Sums]:
-        for known, references in self._references:
-            if known == speculation:
-                return references
-        self._references.append((speculation, {}))
-        return self._references[-1][1]
+    def _arm(self, speculation: SpeculationSpec) -> int:
+        """Which arm this is: 0 is the configured one."""
+        if speculation not in self._arms:
+            self._arms.append(speculation)
+            self._references.append({})
+        return self._arms.index(speculation)
 
 
 def _nothing_known(slot: int, now: float) -> ReplicaVerdict:

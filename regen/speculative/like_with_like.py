@@ -24,12 +24,17 @@ ANSWER_BOUNDS = (128, 1024)
 SOURCES = 64
 OTHER_SOURCES = "(other)"
 
-# A cell is learned when its mean is known to 5 %; and at the latest after so many rows.
+# A cell is compared with when its mean is known to 10 %: a window holds many, whose errors average out. It learns on
+# until it is known to 5 %, and then stays as it is, so that a slow decay is seen.
+USABLE_ERROR = 0.10
 LEARNED_ERROR = 0.05
-LEARNED_ROWS = (64, 1024)
-LEARNED_DRAFTS = 500
-# A window closes when its error is a fourth of what it is to find: a healthy one reaches the limit once in 30,000.
-SIGMAS = 4.0
+USABLE_ROWS = 64
+USABLE_DRAFTS = 500
+# No cell learns for ever.
+LEARNED_ROWS = 1024
+# A window closes when its error is a third of what it is to find: of a healthy replica one in 700 reaches the limit,
+# and three in a row are needed.
+SIGMAS = 3.0
 WINDOW_ROWS = 32
 WINDOW_DRAFTS = 500
 RAISE_WINDOWS = 3
@@ -104,12 +109,14 @@ class Sums:
         return max(0.0, self.measured_squared - 2 * mean * self.product + mean * mean * self.drafts_squared)
 
 
-def is_learned(sums: Sums) -> bool:
+def is_usable(sums: Sums) -> bool:
     """Precise enough to hold rows against."""
-    least, most = LEARNED_ROWS
-    if sums.rows < least or sums.drafts < LEARNED_DRAFTS:
-        return False
-    return sums.relative_error <= LEARNED_ERROR or sums.rows >= most
+    return sums.rows >= USABLE_ROWS and sums.drafts >= USABLE_DRAFTS and sums.relative_error <= USABLE_ERROR
+
+
+def is_learned(sums: Sums) -> bool:
+    """Nothing more is added to it."""
+    return sums.rows >= LEARNED_ROWS or (is_usable(sums) and sums.relative_error <= LEARNED_ERROR)
 
 
 class Recent:

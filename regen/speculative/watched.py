@@ -18,9 +18,12 @@ LEAST_TOLERANCE = 0.05
 
 
 class Watched:
-    """From one engine's start to its end. `speculation` is what this engine was started with, None for none."""
+    """From one engine's start to its end. `speculation` is what this engine was started with, None for none; engines
+    of one `arm` were started with the same.
+    """
 
-    def __init__(self, speculation: SpeculationSpec | None, warmup: Acceptance | None) -> None:
+    def __init__(self, arm: int, speculation: SpeculationSpec | None, warmup: Acceptance | None) -> None:
+        self.arm = arm
         self.speculation = speculation
         self.warmup = warmup
         self.recent: dict[RowsLike, Recent] = {}
