@@ -21,8 +21,8 @@ from regen.run.held import replayed_run
 from regen.run.record import require_record
 from regen.run.setup import RunSetup, WorkerSetup
 from regen.run.wanted import wanted_speculation
-from regen.store.control import SpeculationDecided
 from regen.store import layout
+from regen.store.control import SpeculationDecided
 from regen.store.replay import replay
 from regen.store.shards import Shard, seal
 
