@@ -131,9 +131,9 @@ def collapsed(speculation: SpeculationSpec = HEAD) -> Fleet:
 def test_a_dead_draft_has_collapsed_after_some_windows_and_not_before() -> None:
     fleet = Fleet()
     fleet.rows(0, 20, of(GOOD))
-    fleet.rows(0, 5 * (RAISE_WINDOWS - 1), of(DEAD))
+    fleet.rows(0, 20 * (RAISE_WINDOWS - 1), of(DEAD, 25))
     assert fleet.is_(GuardVerdict.HEALTHY)
-    fleet.rows(0, 5, of(DEAD))
+    fleet.rows(0, 20, of(DEAD, 25))
     assert fleet.is_(GuardVerdict.COLLAPSED)
     assert fleet.verdict().accept_length == 1.0
     assert "accept length 1.00 over the last 1,500 drafts" in fleet.verdict().found
@@ -155,7 +155,7 @@ def test_weak_is_not_collapsed() -> None:
 def test_two_bad_windows_over_and_over_are_noise() -> None:
     fleet = Fleet()
     for _ in range(50):
-        fleet.rows(0, 5 * (RAISE_WINDOWS - 1), of(DEAD))
+        fleet.rows(0, 20 * (RAISE_WINDOWS - 1), of(DEAD, 25))
         fleet.rows(0, 5, of((6, 0, 0)))
         assert not fleet.verdict().verdict.is_bad
 
