@@ -133,8 +133,44 @@ def run(
 
 
 @app.command()
+def calibrate(
+    spec: Spec,
+    address: Address = None,
+    take_over: TakeOver = False,
+    again: Annotated[bool, typer.Option("--again", help="Measure although it was measured before.")] = False,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Measure whether speculation pays on the run's own rows, then stop. The rows made count toward the run."""
+    from regen.observe.tables import calibration_table
+    from regen.run.calibrate import require_speculation, standing_choice
+    from regen.run.setup import Purpose
+    from regen.run.start import StartOptions, begin
+    from regen.spec import load_spec
+
+    parsed = load_spec(spec)
+    require_speculation(parsed)
+    purpose = Purpose.CALIBRATE_AGAIN if again else Purpose.CALIBRATE
+    begun = begin(parsed, StartOptions(take_over=take_over, purpose=purpose), _say)
+    choice = None if again else standing_choice(begun.storage, begun.record.spec)
+    if choice is None:
+        _drive(begun, address, verbose, _console(to_stderr=as_json))
+        choice = standing_choice(begun.storage, begun.record.spec)
+    if choice is None:
+        _say("calibration has not come to an end: there was nothing left to measure with, or it was stopped")
+        raise typer.Exit(ExitCode.DRAINED)
+    if as_json:
+        print(json.dumps(choice.to_json(), indent=1))
+    else:
+        _console().print(calibration_table(choice))
+
+
+@app.command()
 def resume(
     run: Run,
+    draft: Annotated[str | None, typer.Option(help="Another draft from here on, as its folder or hub name.")] = None,
+    method: Annotated[str | None, typer.Option(help="With --draft: its method, if it is another.")] = None,
+    num_tokens: Annotated[int | None, typer.Option(help="With --draft: draft tokens a step, if others.")] = None,
     address: Address = None,
     take_over: TakeOver = False,
     accept_drift: AcceptDrift = False,
@@ -144,9 +180,13 @@ def resume(
     """Continue a run from its folder alone."""
     from regen.run.start import StartOptions
     from regen.run.start import resume as begin_again
+    from regen.run.wanted import NewDraft
 
+    if draft is None and (method is not None or num_tokens is not None):
+        raise typer.BadParameter("--method and --num-tokens go with --draft")
     options = StartOptions(take_over=take_over, accept_drift=accept_drift)
-    _conduct(begin_again(run, options, _say), address, allow_rejects, verbose)
+    new_draft = None if draft is None else NewDraft(draft, method, num_tokens)
+    _conduct(begin_again(run, options, _say, new_draft), address, allow_rejects, verbose)
 
 
 @app.command()
@@ -293,6 +333,8 @@ def _print_look(seen: Look) -> None:
     for status, reasons in seen.reasons.items():
         facts.append((status, ", ".join(f"{reason} {count:,}" for reason, count in reasons.items())))
     console.print(facts_table("Run", facts))
+    for decision in seen.decisions:
+        console.print(f"speculation: {decision}", highlight=False, soft_wrap=True, markup=False)
     if seen.planned is not None:
         console.print(totals_table(seen.planned, seen.totals))
 
@@ -302,7 +344,7 @@ def _say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def _console() -> Console:
+def _console(to_stderr: bool = False) -> Console:
     from regen.observe.live import TirelessConsole
 
-    return TirelessConsole()
+    return TirelessConsole(stderr=to_stderr)

@@ -42,9 +42,10 @@ class FakeEngine:
             fault for fault in spec.faults if fault.replica in (None, worker.slot) and worker.incarnation < fault.lives
         ]
         self._strikes: dict[int, int] = {}
+        self._chances: dict[int, int] = {}
         self._slots = asyncio.Semaphore(spec.slots)
-        self._counters = EngineCounters(acceptance=None if self._acceptance_is_absent else Acceptance())
         self._requests = 0
+        self._counters = EngineCounters(acceptance=None if self._acceptance_is_absent else Acceptance())
         self._dead = asyncio.Event()
 
     async def start(self) -> EngineInfo:
@@ -88,14 +89,14 @@ class FakeEngine:
         )
 
     def counters(self) -> EngineCounters:
-        return self._counters
+        return replace(self._counters, acceptance=None) if self._acceptance_is_absent else self._counters
 
     async def close(self) -> None:
         self._dead.set()
 
     @property
     def _acceptance_is_absent(self) -> bool:
-        return self._speculation is None or self._spec.counters_absent
+        return self._speculation is None or self._spec.counters_absent or self._is_under("counters_absent")
 
     async def _generate(self, request: GenerationRequest, on_tokens: Callable[[int], None]) -> Completion:
         self._count(waiting=1)
@@ -150,10 +151,15 @@ class FakeEngine:
     def _struck_by(self, index: int, fault: FakeFault) -> bool:
         if self._requests <= fault.after_requests and not fault.kind.endswith("_at_start"):
             return False
-        if self._strikes.get(index, 0) >= fault.times:
+        self._chances[index] = self._chances.get(index, 0) + 1
+        if self._chances[index] % fault.every or self._strikes.get(index, 0) >= fault.times:
             return False
         self._strikes[index] = self._strikes.get(index, 0) + 1
         return True
+
+    def _is_under(self, kind: str) -> bool:
+        """Whether a fault that lasts has set in."""
+        return any(fault.kind == kind and self._requests > fault.after_requests for fault in self._faults)
 
     def _draw(self, request: GenerationRequest) -> random.Random:
         if request.sampling.temperature == 0:
@@ -169,6 +175,8 @@ class FakeEngine:
         words = list(self._words(draw, min(length, request.cap)))
         if self._strike("garbage"):
             words = [self._spec.vocabulary[0]] * len(words)
+        if self._speculation is not None and self._strike("salad"):
+            random.Random(len(words)).shuffle(words)
         if length >= request.cap:
             return tuple(words), FinishReason.LENGTH
         return (*words, self._spec.end_token_id), FinishReason.STOP
@@ -185,7 +193,8 @@ class FakeEngine:
         if self._speculation is None:
             return tokens, None
         depth = self._speculation.num_tokens
-        shares = (*self._spec.acceptance_by_position[:depth], *[0.0] * depth)[:depth]
+        accepts = [] if self._is_under("reject_drafts") else self._spec.acceptance_by_position
+        shares = (*accepts[:depth], *[0.0] * depth)[:depth]
         by_position = [0] * depth
         drafts = 0
         emitted = 1  # the first token comes from the prompt's own pass, before anything was drafted

@@ -118,6 +118,36 @@ def totals_table(planned: int, totals: Totals) -> Group:
     return Group(table, _plain(f"{planned:,} planned, {verdict}; {tokens_line(totals)}"))
 
 
+class ChoiceFacts(Protocol):
+    """What the calibration's table shows: a row of figures for each arm, and what follows from them."""
+
+    @property
+    def arm(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def arms(self) -> Sequence[Mapping[str, object]]: ...
+
+
+def calibration_table(choice: ChoiceFacts) -> Group:
+    """One line a setting, the columns as they were measured; below it the choice and why."""
+    table = _left("Calibration")
+    columns = list(choice.arms[0]) if choice.arms else []
+    for name in columns:
+        table.add_column(name.replace("_", " "), justify="left" if name == "arm" else "right")
+    for figures in choice.arms:
+        table.add_row(*(_figure(figures.get(name)) for name in columns))
+    return Group(table, _plain(f"chosen: {choice.arm}. {choice.reason}"))
+
+
+def _figure(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.3g}" if abs(value) < 100 else f"{value:,.0f}"
+    if isinstance(value, list | tuple):
+        return " to ".join(map(_figure, value))
+    return "" if value is None else str(value)
+
+
 def facts_table(title: str, facts: Iterable[tuple[str, str]]) -> Table:
     """Names and values."""
     table = _left(title)
