@@ -18,7 +18,6 @@ from regen.run.start import Begun, StartOptions, begin, resume
 from tests.runs import begin_run, conversations, determined, drive, make_spec, shard_table
 from tests.toy_target import build_toy_target
 
-
 # A session that lives for a second is not to spend it on its warm-up.
 BRIEF = {"rows": 8, "drafts": 1, "max_tokens": 8, "canary_rows": 0}
 
