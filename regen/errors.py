@@ -17,6 +17,7 @@
     |   |-- EngineDied                                                        exit 8
     |   |-- EngineStalled                                                     exit 8
     |   `-- ServerUnavailable    a server of somebody else's does not answer   exit 8
+    |-- SpeculationFailed    nobody: measured not to work, and the spec says `fail`  exit 11
     `-- RowError             only that row is concerned
         |-- RowRefused           nobody: the row can never be sent, it is `rejected`
         `-- RowFailed            the schedule, until `limits.attempts` are used up
@@ -43,6 +44,7 @@ class ExitCode(IntEnum):
     ENGINE = 8
     DRAINED = 9
     COMPLETED_WITH_REJECTS = 10
+    SPECULATION = 11
 
 
 class RegenError(Exception):
@@ -129,6 +131,12 @@ class EngineStalled(EngineError):
 
 class ServerUnavailable(EngineError):
     """A server that somebody else runs cannot be reached, or does not answer as such a server does."""
+
+
+class SpeculationFailed(RegenError):
+    """Speculation was measured not to work, or not to be measurable, where the spec asks to stop then."""
+
+    exit_code = ExitCode.SPECULATION
 
 
 class RowError(RegenError):
