@@ -17,7 +17,6 @@ from aiohttp import web
 OLD_NAMES = {
     "spec_num_correct_drafts": "spec_accept_token_num",
     "spec_num_proposed_drafts": "spec_draft_token_num",
-    "spec_correct_drafts_histogram": "spec_accept_histogram",
 }
 
 
@@ -124,7 +123,7 @@ class SglangStandIn:
             meta["dp_rank"] = rank
         if self.algorithm is not None and self.gives_counts and tokens > 1:
             counts = self._counts(tokens, (0,) if rank in self.dead_ranks else self.accepted, rank)
-            meta |= {OLD_NAMES.get(name, name): value for name, value in counts.items()} if self.is_old else counts
+            meta |= _in_old_words(counts) if self.is_old else counts
         return meta
 
     def _counts(self, tokens: int, pattern: Sequence[int], rank: int) -> dict[str, Any]:
@@ -148,3 +147,8 @@ class SglangStandIn:
             "spec_accept_length": tokens / verifications,
             "spec_correct_drafts_histogram": histogram,
         }
+
+
+def _in_old_words(counts: dict[str, Any]) -> dict[str, Any]:
+    """Other names, and no histogram."""
+    return {OLD_NAMES.get(name, name): value for name, value in counts.items() if "histogram" not in name}

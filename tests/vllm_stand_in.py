@@ -60,7 +60,7 @@ class VllmStandIn:
 
     async def _models(self, request: web.Request) -> web.Response:
         card = {"id": "target", "owned_by": "vllm", "root": "/models/target", "parent": None, "max_model_len": 4096}
-        return web.json_response({"object": "list", "data": [card, {**card, "id": "adapter", "parent": "target"}]})
+        return web.json_response({"object": "list", "data": [{**card, "id": "adapter", "parent": "target"}, card]})
 
     async def _server_info(self, request: web.Request) -> web.Response:
         return web.json_response({"vllm_config": {"speculative_config": self.config}, "vllm_env": {}})

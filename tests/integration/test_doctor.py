@@ -243,8 +243,9 @@ def test_a_server_of_another_kind(tmp_path: Path) -> None:
 def test_a_model_that_is_not_served_and_an_adapter_that_is(tmp_path: Path) -> None:
     code, message = refused(VllmStandIn().app(), tmp_path, "--model", "other")
     assert code == 2
-    assert "target, adapter" in message
+    assert "adapter, target" in message
     assert visited(VllmStandIn().app(), tmp_path, "--model", "adapter", code=0)["server"]["model"] == "adapter"
+    assert visited(VllmStandIn().app(), tmp_path, code=0)["server"]["model"] == "target"
 
 
 def test_a_key_comes_from_the_environment_and_is_never_shown(tmp_path: Path) -> None:
