@@ -21,15 +21,6 @@ pytestmark = pytest.mark.engine
 GREEDY = Sampling(96, 0.0, 1.0, 0, 0.0, 0.0, 0.0, 1.0, (), (2,))
 
 
-@pytest.fixture
-def head(repository: Path) -> Path:
-    """A trained head that lies beside the checkout on some machines."""
-    folder = repository.parent / "shared" / "data" / "heads" / "smollm2-eagle3"
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is not there")
-    return folder
-
-
 def questions(prompts: Path, count: int) -> list[str]:
     lines = (prompts / "gsm8k_test.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line)["question"] for line in lines[900 : 900 + count]]
