@@ -66,6 +66,8 @@ class VllmEngine:
     async def start(self) -> EngineInfo:
         try:
             self._llm = await asyncio.to_thread(self._load)
+            if self._llm.vllm_config.parallel_config.worker_extension_cls == REPAIR:
+                await self._llm.collective_rpc("repair_expanded_sampling")
         except Exception as error:
             raise EngineStartFailed(
                 f"vLLM did not start with model {self._model!r}: {type(error).__name__}: {error}."
@@ -130,15 +132,17 @@ class VllmEngine:
 
     def _load(self) -> Any:
         from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.platforms import current_platform
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
         draft = None if self._draft_folder is None else str(self._draft_folder())
-        arguments = AsyncEngineArgs(
-            **engine_arguments(
-                self._model, self._revision, self._trust_remote_code, self._spec, self._speculation, draft
-            )
+        given = engine_arguments(
+            self._model, self._revision, self._trust_remote_code, self._spec, self._speculation, draft
         )
+        if self._speculation is not None and current_platform.device_type == "cpu":
+            given.setdefault("worker_extension_cls", REPAIR)
+        arguments = AsyncEngineArgs(**given)
         # vLLM sizes its batches by how it is used: as an offline `LLM` (16k tokens a step on large GPUs), or as a
         # server that minds latency (half of that or less). A batch run is the former.
         return AsyncLLM.from_engine_args(
@@ -155,6 +159,34 @@ class VllmEngine:
             max_model_len=int(self._llm.model_config.max_model_len),
             slots=int(self._llm.vllm_config.scheduler_config.max_num_seqs),
         )
+
+
+class CpuRepair:
+    """Becomes a base of vLLM's CPU worker, in its process; `VllmEngine.start` calls it there.
+
+    With speculation on, vLLM 0.32 on CPUs never fills in the temperature, top_p and top_k of the drafts that it
+    verifies: logits are divided by whatever lay in that memory, and one request that samples makes words of salad of
+    every answer in its batch, greedy ones too (vllm-project/vllm#55005).
+    """
+
+    def repair_expanded_sampling(self) -> None:
+        from vllm.v1.sample import rejection_sampler
+
+        rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
+
+
+REPAIR = f"{CpuRepair.__module__}.{CpuRepair.__qualname__}"
+
+
+def expand_batch_to_tokens(
+    values: Any, cu_num_tokens: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+) -> Any:
+    """vLLM's function of this name, without a kernel: each request's value once for each of its draft tokens."""
+    import torch
+
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+    replaced = values.masked_fill(values == replace_from, replace_to)
+    return replaced.repeat_interleave(counts, output_size=num_tokens)
 
 
 def engine_arguments(
