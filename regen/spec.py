@@ -1,8 +1,7 @@
 """The spec file: strict data, checked in full before anything is started.
 
 Every field is explained beside it; `regen init` prints these explanations. Unknown keys are refused, conflicts name
-both fields, an error names the path of the key. What this version reads but does not act on yet is listed by
-`not_acted_on`, and said aloud at every start: nothing is ignored in silence.
+both fields, an error names the path of the key.
 """
 
 from __future__ import annotations
@@ -164,6 +163,35 @@ class FakeFault(_Strict):
     lives: int = Field(1, ge=1, description="In how many engines of a slot, one replacing the other.")
 
 
+class FakeCost(_Strict):
+    """What one decoding step of the whole batch costs, in units of `step_seconds`: speculation's is a line."""
+
+    without: float = Field(1.0, gt=0, description="A step in which nothing is drafted.")
+    with_speculation: list[tuple[int, float]] = Field(
+        default_factory=lambda: [(1, 1.1), (64, 2.6)],
+        min_length=1,
+        description="A step that verifies drafts: [running sequences, cost], with straight lines between them.",
+    )
+
+    @model_validator(mode="after")
+    def _checked(self) -> FakeCost:
+        sizes = [size for size, _ in self.with_speculation]
+        if sizes != sorted(set(sizes)) or sizes[0] < 1 or min(cost for _, cost in self.with_speculation) <= 0:
+            raise ValueError("with_speculation: batch sizes must rise, from 1 on, and costs be above 0")
+        return self
+
+    def of(self, batch: int, drafted: int) -> float:
+        """The cost of a step of `batch` sequences for each of which so many tokens are drafted."""
+        if not drafted:
+            return self.without
+        before = [point for point in self.with_speculation if point[0] <= batch]
+        after = [point for point in self.with_speculation if point[0] > batch]
+        if not before or not after:
+            return (before[-1:] or after)[0][1]
+        (low, cheap), (high, dear) = before[-1], after[0]
+        return cheap + (dear - cheap) * (batch - low) / (high - low)
+
+
 class FakeEngineSpec(_EngineCommon):
     """An ordinary engine without a model: answers seeded by prompt and seed, and everything else scripted."""
 
@@ -177,6 +205,12 @@ class FakeEngineSpec(_EngineCommon):
         default_factory=lambda: [0.7, 0.4, 0.2],
         description="With speculation on: share of steps that accept at least so many draft tokens.",
     )
+    acceptance_by_method: dict[str, list[Share]] = Field(
+        default_factory=dict, description="The same for single methods, for example {ngram: [0.2, 0.1]}."
+    )
+    cost: FakeCost | None = Field(
+        None, description="Steps of one batch for all sequences, and what they cost. Unset: each has its own steps."
+    )
     counters_absent: bool = Field(False, description="Speculation is on and its counters are not to be had.")
     vocabulary: tuple[int, int] = Field((97, 122), description="Answers use ids from this range, both ends included.")
     end_token_id: int = Field(1, ge=0, description="Closes each answer that is not cut.")
@@ -186,6 +220,8 @@ class FakeEngineSpec(_EngineCommon):
     def _checked(self) -> FakeEngineSpec:
         if self.vocabulary[0] > self.vocabulary[1]:
             raise ValueError(f"vocabulary: {self.vocabulary} ends before it begins")
+        if self.cost is not None and not self.step_seconds:
+            raise ValueError("cost: it multiplies step_seconds, which is 0")
         return self
 
 
@@ -471,12 +507,6 @@ def with_absolute_paths(spec: RunSpec) -> RunSpec:
             "sources": [source.model_copy(update={"path": source_path(source)}) for source in spec.sources],
         }
     )
-
-
-def not_acted_on(spec: RunSpec) -> list[str]:
-    """Settings that were given, are kept with the run, and change nothing in this version; said aloud at the start."""
-    given = spec.speculation.model_fields_set if spec.speculation else frozenset()
-    return [f"speculation.{name}" for name in ("expected", "gate", "guard", "calibrate") if name in given]
 
 
 def output_shaping(spec: RunSpec) -> dict[str, Any]:
