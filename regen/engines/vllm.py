@@ -35,6 +35,7 @@ PROGRESS_TOKENS = 64
 # Engines that were shut down are kept until the process ends. vLLM 0.32 leaves their ZeroMQ context to the garbage
 # collector, which warns, and may block while it ends the context. A worker's process has one engine in its life.
 _ENDED: list[Any] = []
+_CPU_WORKER = "regen.engines.vllm_cpu_worker.WorkerExtension"
 
 
 class VllmEngine:
@@ -66,8 +67,6 @@ class VllmEngine:
     async def start(self) -> EngineInfo:
         try:
             self._llm = await asyncio.to_thread(self._load)
-            if self._llm.vllm_config.parallel_config.worker_extension_cls == REPAIR:
-                await self._llm.collective_rpc("repair_expanded_sampling")
         except Exception as error:
             raise EngineStartFailed(
                 f"vLLM did not start with model {self._model!r}: {type(error).__name__}: {error}."
@@ -137,12 +136,17 @@ class VllmEngine:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         draft = None if self._draft_folder is None else str(self._draft_folder())
-        given = engine_arguments(
-            self._model, self._revision, self._trust_remote_code, self._spec, self._speculation, draft
+        arguments = AsyncEngineArgs(
+            **engine_arguments(
+                self._model,
+                self._revision,
+                self._trust_remote_code,
+                self._spec,
+                self._speculation,
+                draft,
+                is_cpu=current_platform.is_cpu(),
+            )
         )
-        if self._speculation is not None and current_platform.device_type == "cpu":
-            given.setdefault("worker_extension_cls", REPAIR)
-        arguments = AsyncEngineArgs(**given)
         # vLLM sizes its batches by how it is used: as an offline `LLM` (16k tokens a step on large GPUs), or as a
         # server that minds latency (half of that or less). A batch run is the former.
         return AsyncLLM.from_engine_args(
@@ -161,34 +165,6 @@ class VllmEngine:
         )
 
 
-class CpuRepair:
-    """Becomes a base of vLLM's CPU worker, in its process; `VllmEngine.start` calls it there.
-
-    With speculation on, vLLM 0.32 on CPUs never fills in the temperature, top_p and top_k of the drafts that it
-    verifies: logits are divided by whatever lay in that memory, and one request that samples makes words of salad of
-    every answer in its batch, greedy ones too (vllm-project/vllm#55005).
-    """
-
-    def repair_expanded_sampling(self) -> None:
-        from vllm.v1.sample import rejection_sampler
-
-        rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
-
-
-REPAIR = f"{CpuRepair.__module__}.{CpuRepair.__qualname__}"
-
-
-def expand_batch_to_tokens(
-    values: Any, cu_num_tokens: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0
-) -> Any:
-    """vLLM's function of this name, without a kernel: each request's value once for each of its draft tokens."""
-    import torch
-
-    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
-    replaced = values.masked_fill(values == replace_from, replace_to)
-    return replaced.repeat_interleave(counts, output_size=num_tokens)
-
-
 def engine_arguments(
     model: str,
     revision: str | None,
@@ -196,10 +172,12 @@ def engine_arguments(
     spec: VllmEngineSpec,
     speculation: SpeculationSpec | None,
     draft: str | None = None,
+    is_cpu: bool = False,
 ) -> dict[str, Any]:
     """What `AsyncEngineArgs` is made with. The spec's own fields win; `spec.args` may not name them (spec.py).
 
-    `draft`, if given, is loaded in place of `speculation.draft`.
+    `draft`, if given, is loaded in place of `speculation.draft`. On a CPU, workers that speculate are mended. Raises
+    ValueError where the spec has a worker extension of its own then: vLLM takes one.
     """
     arguments: dict[str, Any] = {
         "disable_log_stats": True,  # vLLM's periodic log lines; regen's own stat logger is installed all the same
@@ -215,6 +193,10 @@ def engine_arguments(
     if speculation is not None:
         arguments["speculative_config"] = speculative_config(speculation, draft)
         arguments["per_request_spec_decode_metrics"] = "summary"
+        if is_cpu:
+            if "worker_extension_cls" in spec.args:
+                raise ValueError(f"engine.args.worker_extension_cls: on a CPU, speculation needs {_CPU_WORKER} there")
+            arguments["worker_extension_cls"] = _CPU_WORKER
     return arguments
 
 
