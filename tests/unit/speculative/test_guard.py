@@ -298,6 +298,15 @@ def test_a_counter_that_vanishes_or_falls_is_absent_whatever_the_method(
     assert ("it stood at 2,000" if after is None else "fell from 2,000 to 3") in fleet.verdict().found
 
 
+def test_what_is_counted_after_a_fall_is_counted() -> None:
+    fleet = Fleet(LOOKUP)
+    fleet.rows(0, 20, of(GOOD))
+    fleet.totals[0] = Acceptance()
+    fleet.count(0, 1, Acceptance())
+    fleet.count(0, 600, of((10, 0, 0), 1500))
+    assert fleet.verdict().accept_length == pytest.approx(1 + (2 * 500 * 0.81 + 1500 * 0.1) / 2500)
+
+
 def test_absent_is_lifted_when_drafts_are_counted_again_for_a_while() -> None:
     fleet = Fleet()
     fleet.rows(0, 20, of(GOOD))
@@ -321,10 +330,11 @@ def test_a_new_engine_begins_anew() -> None:
     assert fleet.is_(GuardVerdict.HEALTHY)
 
 
-def test_an_engine_that_started_again_in_silence_is_not_absent() -> None:
-    fleet = Fleet()
-    fleet.rows(0, 20, of(GOOD))
+def test_an_engine_that_started_again_in_silence_begins_anew() -> None:
+    fleet = collapsed()
     fleet.tokens[0], fleet.totals[0] = 0, Acceptance()
+    fleet.rows(0, 1, of(GOOD))
+    assert fleet.is_(GuardVerdict.UNKNOWN)
     fleet.rows(0, 20, of(GOOD))
     assert fleet.is_(GuardVerdict.HEALTHY)
 
@@ -458,9 +468,10 @@ def test_engines_with_other_settings_are_not_compared() -> None:
     fleet = Fleet(replicas=2)
     shallow = HEAD.model_copy(update={"num_tokens": 1})
     fleet.guard.engine_started(1, 0.0, True, None, shallow)
-    for _ in range(1000):
-        fleet.rows(0, 1, of((48, 18, 6)), source="math")
-        fleet.rows(1, 1, of((48,)), source="math")
+    for source in ("a", "b", "c", "d"):
+        fleet.rows(0, 200, of((48, 18, 6)), source=source)
+    for source in ("a", "b", "c", "d"):
+        fleet.rows(1, 60, of((48,)), source=source)
     assert [verdict.verdict for verdict in fleet.guard.verdicts(fleet.now)] == [GuardVerdict.HEALTHY] * 2
 
 
@@ -488,7 +499,8 @@ def test_far_below_the_warm_up_is_decay_before_rows_are_known() -> None:
 def test_rows_alone_can_make_half_of_the_warm_up() -> None:
     fleet = Fleet()
     fleet.start(0, warmup=of(GOOD, 1000))
-    fleet.rows(0, 2000, of((29, 3, 1)), of((35, 5, 1)))
+    for index in range(2000):
+        fleet.rows(0, 1, of((25, 3, 1)), source=f"s{index % 60}")
     assert fleet.is_(GuardVerdict.HEALTHY)
 
 
