@@ -330,6 +330,13 @@ def test_a_new_engine_begins_anew() -> None:
     assert fleet.is_(GuardVerdict.HEALTHY)
 
 
+def test_a_new_engine_is_unknown_since_it_started() -> None:
+    fleet = Fleet()
+    fleet.now = 50.0
+    fleet.start(0)
+    assert fleet.verdict().since == 50.0
+
+
 def test_an_engine_that_started_again_in_silence_begins_anew() -> None:
     fleet = collapsed()
     fleet.tokens[0], fleet.totals[0] = 0, Acceptance()
@@ -411,10 +418,22 @@ def test_a_decay_is_lifted_when_it_is_over() -> None:
 def test_what_a_bad_replica_shows_teaches_nothing() -> None:
     fleet = Fleet(replicas=2)
     fleet.rows(0, 100, of(DEAD), source="new")
-    fleet.rows(0, 5000, of(DEAD), source="math")
+    fleet.rows(0, 1500, of(DEAD, 180))
     fleet.rows(1, 200, of((48, 18, 6)), of((58, 24, 8)))
     fleet.rows(1, 200, of((30, 12, 4)))
     assert fleet.is_(GuardVerdict.DECAYED, 1)
+
+
+def test_a_bad_replica_is_no_example_for_the_others() -> None:
+    """One is dead, one good, one a third below it from the start."""
+    fleet = Fleet(replicas=3)
+    fleet.rows(0, 100, of(DEAD), source="new")
+    for _ in range(300):
+        fleet.rows(0, 1, of(DEAD, 180))
+        fleet.rows(1, 1, of((53, 21, 7)))
+        fleet.rows(2, 1, of((37, 14, 5)))
+    verdicts = [verdict.verdict for verdict in fleet.guard.verdicts(fleet.now)]
+    assert verdicts == [GuardVerdict.COLLAPSED, GuardVerdict.HEALTHY, GuardVerdict.DECAYED]
 
 
 def test_an_engine_started_again_is_held_against_what_the_rows_had_shown() -> None:
