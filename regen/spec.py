@@ -163,6 +163,35 @@ class FakeFault(_Strict):
     lives: int = Field(1, ge=1, description="In how many engines of a slot, one replacing the other.")
 
 
+class FakeCost(_Strict):
+    """What one decoding step of the whole batch costs, in units of `step_seconds`: speculation's is a line."""
+
+    without: float = Field(1.0, gt=0, description="A step in which nothing is drafted.")
+    with_speculation: list[tuple[int, float]] = Field(
+        default_factory=lambda: [(1, 1.1), (64, 2.6)],
+        min_length=1,
+        description="A step that verifies drafts: [running sequences, cost], with straight lines between them.",
+    )
+
+    @model_validator(mode="after")
+    def _checked(self) -> FakeCost:
+        sizes = [size for size, _ in self.with_speculation]
+        if sizes != sorted(set(sizes)) or sizes[0] < 1 or min(cost for _, cost in self.with_speculation) <= 0:
+            raise ValueError("with_speculation: batch sizes must rise, from 1 on, and costs be above 0")
+        return self
+
+    def of(self, batch: int, drafted: int) -> float:
+        """The cost of a step of `batch` sequences for each of which so many tokens are drafted."""
+        if not drafted:
+            return self.without
+        before = [point for point in self.with_speculation if point[0] <= batch]
+        after = [point for point in self.with_speculation if point[0] > batch]
+        if not before or not after:
+            return (before[-1:] or after)[0][1]
+        (low, cheap), (high, dear) = before[-1], after[0]
+        return cheap + (dear - cheap) * (batch - low) / (high - low)
+
+
 class FakeEngineSpec(_EngineCommon):
     """An ordinary engine without a model: answers seeded by prompt and seed, and everything else scripted."""
 
@@ -176,6 +205,12 @@ class FakeEngineSpec(_EngineCommon):
         default_factory=lambda: [0.7, 0.4, 0.2],
         description="With speculation on: share of steps that accept at least so many draft tokens.",
     )
+    acceptance_by_method: dict[str, list[Share]] = Field(
+        default_factory=dict, description="The same for single methods, for example {ngram: [0.2, 0.1]}."
+    )
+    cost: FakeCost | None = Field(
+        None, description="Steps of one batch for all sequences, and what they cost. Unset: each has its own steps."
+    )
     counters_absent: bool = Field(False, description="Speculation is on and its counters are not to be had.")
     vocabulary: tuple[int, int] = Field((97, 122), description="Answers use ids from this range, both ends included.")
     end_token_id: int = Field(1, ge=0, description="Closes each answer that is not cut.")
@@ -185,6 +220,8 @@ class FakeEngineSpec(_EngineCommon):
     def _checked(self) -> FakeEngineSpec:
         if self.vocabulary[0] > self.vocabulary[1]:
             raise ValueError(f"vocabulary: {self.vocabulary} ends before it begins")
+        if self.cost is not None and not self.step_seconds:
+            raise ValueError("cost: it multiplies step_seconds, which is 0")
         return self
 
 

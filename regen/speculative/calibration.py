@@ -116,8 +116,9 @@ class Calibration:
     def engine_failed(self, slot: int, arm: str) -> None:
         """An engine with this arm would not start, was judged bad or died: the arm is compared no more."""
         if self.choice is None and arm in self._alive():
-            self._out[arm] = f"its engine failed on replica {slot}"
-            self._failed.add(arm)
+            for other in self._of_the_same_draft(arm):
+                self._out[other] = f"the engine of {arm!r} failed on replica {slot}"
+                self._failed.add(other)
             self._judge()
 
     def add(self, window: Window) -> None:
@@ -149,6 +150,18 @@ class Calibration:
         """Stretches that were completed since the last call: for the journal."""
         said, self._unsaid = tuple(self._unsaid), []
         return said
+
+    def _of_the_same_draft(self, arm: str) -> list[str]:
+        """With the configured arm goes all that is made of its draft: a dead draft is dead at any number of tokens."""
+        failed = self._arms[arm].speculation
+        if arm != CONFIGURED or failed is None:
+            return [arm]
+        return [
+            name
+            for name, other in self._arms.items()
+            if other.speculation
+            and (other.speculation.method, other.speculation.draft) == (failed.method, failed.draft)
+        ]
 
     # --- the budget ------------------------------------------------------------------------------
 
