@@ -615,6 +615,32 @@ def test_a_cell_that_has_decayed_says_so_and_the_others_do_not() -> None:
     assert fleet.cell("source", "math").verdict is GuardVerdict.HEALTHY
 
 
+def test_a_cell_that_lost_a_little_has_not_decayed() -> None:
+    fleet = settled()
+    fleet.rows(0, 600, of((48, 18, 6)))
+    assert fleet.cell("source", "math").verdict is GuardVerdict.HEALTHY
+
+
+def test_a_cell_that_chance_can_explain_has_not_decayed() -> None:
+    """Rows that are drafted wholly or not at all: 12 of 32 instead of half."""
+    fleet = Fleet()
+    fleet.rows(0, 600, of((0,), 200), of((100,), 200))
+    fleet.start(0)
+    fleet.rows(0, 12, of((100,), 200))
+    fleet.rows(0, 20, of((0,), 200))
+    cell = fleet.cell("source", "math")
+    assert (cell.recent, cell.reference) == (pytest.approx(1.375), pytest.approx(1.5))
+    assert cell.verdict is GuardVerdict.HEALTHY
+
+
+def test_cells_are_of_the_configured_speculation() -> None:
+    fleet = settled(replicas=2)
+    fleet.start(1)
+    fleet.guard.engine_started(1, fleet.now, True, None, HEAD.model_copy(update={"num_tokens": 1}))
+    fleet.rows(1, 400, of((20,)), source="other arm")
+    assert {cell.value for cell in fleet.guard.cells() if cell.axis == "source"} == {"math", "chat"}
+
+
 def test_a_cell_of_few_rows_is_unknown() -> None:
     fleet = settled()
     fleet.rows(0, 5, of(DEAD), source="rare")
