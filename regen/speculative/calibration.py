@@ -23,7 +23,7 @@ from regen.speculative.stretch import LEAST_PARTS, PARTS, Measured, Stretch, Win
 __all__ = ["CONFIGURED", "OFF", "Arm", "ArmResult", "Calibration", "Choice", "Measured", "Window", "arms"]
 
 # A stretch whose rate is not known well enough goes on for up to so many times its planned length.
-LONGEST_STRETCH = 4
+LONGEST_STRETCH = 6
 # Where differences stay unclear, every arm is measured at most so often.
 MOST_VISITS = 4
 # A replica whose slots are not full for so many windows' lengths shows nothing.
@@ -94,6 +94,7 @@ class Calibration:
         self._ready: set[int] = set()
         self._waiting: dict[int, float] = {}
         self._leaving: dict[int, float] = {}
+        self._order: list[str] = [CONFIGURED, OFF]
         self._order, self._slots, self._bystanders = self._fit_budget()
         if self._slots:
             self._judge()
@@ -230,8 +231,10 @@ class Calibration:
         self._ready.add(window.slot)
         if not self._ready.issuperset(self._assignment):
             return  # engines that start beside it may take from what it runs on
-        self._stretches[window.slot].add(window)
-        if all(self._is_long_enough(stretch) for stretch in self._stretches.values()) and self._is_exact_enough():
+        stretch = self._stretches[window.slot]
+        # Whoever looks at noise often enough finds something in it: not at every part.
+        is_time_to_look = stretch.add(window) and len(stretch.rates) % LEAST_PARTS == 0
+        if is_time_to_look and all(map(self._is_long_enough, self._stretches.values())) and self._is_exact_enough():
             ended = self._current()
             self._measured += ended
             self._unsaid += ended
@@ -271,8 +274,7 @@ class Calibration:
             seen = self._seen()
             slower = [arm for arm in seen if any(self._is_better(comparison, other, arm) for other in seen)]
             self._out.update(dict.fromkeys(slower, "clearly slower"))
-        alive = self._alive()
-        if not alive or (len(alive) == 1 and not self._is_seen(alive[0])):
+        if len(self._alive()) <= 1 and self._failed.issuperset(self._out):
             self._end_with_the_rest()
         elif comparison is not None and (preferred := self._preferred(self._measured)) is not None:
             self._choose(preferred, comparison)
@@ -337,7 +339,7 @@ class Calibration:
         gain = self._spec.min_gain
         if OFF in alive:
             difference = comparison.difference(best, OFF)
-            if difference.gain < gain or difference.low <= -gain:
+            if difference.gain < gain / 2 or difference.low <= -gain / 2:
                 return OFF
         speculating = [arm for arm in alive if arm != OFF]
         return next(arm for arm in speculating if comparison.difference(best, arm).gain < gain)
