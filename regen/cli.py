@@ -22,6 +22,7 @@ from regen.records import Status
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from regen.run.doctor import Report
     from regen.run.look import Look
     from regen.run.session import Standing
     from regen.run.start import Begun
@@ -113,6 +114,30 @@ def preflight(spec: Spec, as_json: AsJson = False) -> None:
     else:
         print("preflight: speculation is off" if parsed.speculation is None else "preflight: nothing found")
     refuse(findings)
+
+
+@app.command()
+def doctor(
+    url: Annotated[str, typer.Argument(metavar="URL", help="A running vLLM or SGLang server: http://HOST:PORT.")],
+    model: Annotated[str | None, typer.Option(help="Which of its models; without, the first.")] = None,
+    seconds: Annotated[float, typer.Option(min=5, max=3600, help="No more than this, all in all.")] = 120.0,
+    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Prompts at a time.")] = 8,
+    draft: Annotated[str | None, typer.Option(help="The draft's folder, to look into its files.")] = None,
+    expected: Annotated[str | None, typer.Option(help="From the draft's card, by position: 0.53,0.21,0.07.")] = None,
+    api_key_env: Annotated[str | None, typer.Option(metavar="VAR", help="The variable that holds the key.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Whether speculation works at a running server, by raw counts; exit 3 when it does not."""
+    from regen.run.doctor import DoctorOptions, examine_server
+
+    options = DoctorOptions(model, seconds, concurrency, draft, api_key_env, _shares(expected))
+    report = examine_server(url, options, _say)
+    if as_json:
+        print(json.dumps(report.to_json(), indent=1))
+    else:
+        _print_report(report)
+    if report.exit_code is not ExitCode.OK:
+        raise typer.Exit(report.exit_code)
 
 
 @app.command()
@@ -337,6 +362,31 @@ def _print_look(seen: Look) -> None:
         console.print(f"speculation: {decision}", highlight=False, soft_wrap=True, markup=False)
     if seen.planned is not None:
         console.print(totals_table(seen.planned, seen.totals))
+
+
+def _print_report(report: Report) -> None:
+    from regen.observe.tables import acceptance_table, facts_table, findings_table
+
+    console = _console()
+    console.print(facts_table("Server", report.facts()))
+    if rows := report.counts():
+        console.print(acceptance_table("Raw counts", rows))
+    if report.diagnosis.findings:
+        console.print(findings_table(report.diagnosis.findings, "Findings"))
+    console.print(facts_table("Verdict", report.conclusion()))
+
+
+def _shares(text: str | None) -> tuple[float, ...] | None:
+    """Shares by position, in 0..1."""
+    if text is None:
+        return None
+    try:
+        shares = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        shares = ()
+    if not shares or not all(0 <= share <= 1 for share in shares):
+        raise typer.BadParameter(f"--expected {text!r}: shares between 0 and 1 are wanted, like 0.53,0.21,0.07")
+    return shares
 
 
 def _say(text: str) -> None:

@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from regen.records import Status, Totals
+from regen.records import Acceptance, Status, Totals
 
 
 class RejectedFacts(Protocol):
@@ -59,9 +59,9 @@ class FindingFacts(Protocol):
     def fix(self) -> str: ...
 
 
-def findings_table(findings: Sequence[FindingFacts]) -> Table:
+def findings_table(findings: Sequence[FindingFacts], title: str = "Preflight") -> Table:
     """One line a finding: how bad, its code, what was found, why it matters and what to do."""
-    table = _left("Preflight")
+    table = _left(title)
     for name in ("", "code"):
         table.add_column(name, no_wrap=True)
     for name in ("found", "why, and what to do"):
@@ -70,6 +70,19 @@ def findings_table(findings: Sequence[FindingFacts]) -> Table:
         table.add_row(
             *map(_plain, (str(finding.severity), finding.code, finding.found, f"{finding.why} {finding.fix}"))
         )
+    return table
+
+
+def acceptance_table(title: str, rows: Iterable[tuple[str, Acceptance]]) -> Table:
+    """One line a name: verifications, draft tokens, accepted, accept length, and the share accepted by position."""
+    table = _left(title)
+    table.add_column("", no_wrap=True)
+    for name in ("verifications", "drafted", "accepted", "accept length", "by position"):
+        table.add_column(name, justify="right")
+    for name, seen in rows:
+        length = "-" if seen.accept_length is None else f"{seen.accept_length:.2f}"
+        shares = [f"{count / seen.drafts:.2f}" for count in seen.accepted_by_position if seen.drafts]
+        table.add_row(Text(name), *_numbers(seen.drafts, seen.drafted, seen.accepted), length, " ".join(shares))
     return table
 
 

@@ -85,7 +85,7 @@ class _WarmUp:
         self._before = engine.counters().acceptance
         self._requests: dict[int, GenerationRequest] = {}
         self._numbers = itertools.count()
-        self._canary_ordinals = {row.ordinal for row in _spread(rows, self._settings.canary_rows)}
+        self._canary_ordinals = {row.ordinal for row in _shortest(rows, self._settings.canary_rows)}
         self._canaries_left = len(self._canary_ordinals)
         self._canary_answers: list[tuple[PlannedRow, GenerationRequest, Completion]] = []
         self._answers = self._degenerate = self._output_tokens = 0
@@ -228,10 +228,9 @@ def _is_degenerate(completion: Completion) -> bool:
     return is_empty or completion.finish_reason is FinishReason.REPETITION or looks_degenerate(completion.token_ids)
 
 
-def _spread(rows: Sequence[PlannedRow], count: int) -> list[PlannedRow]:
-    """So many rows, spread evenly."""
-    count = min(count, len(rows))
-    return [rows[index * len(rows) // count] for index in range(count)]
+def _shortest(rows: Sequence[PlannedRow], count: int) -> list[PlannedRow]:
+    """So many rows, by first prompt: to rate an answer, some engines keep logits for every token before it."""
+    return sorted(rows, key=lambda row: row.prompt_tokens)[:count]
 
 
 def _less(total: Acceptance, part: Acceptance) -> Acceptance:

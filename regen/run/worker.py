@@ -224,8 +224,13 @@ class Worker:
             self._begin(lease)
         self._is_replaced = self._is_replaced or reply.command is Command.REPLACE
         if self._is_ready() and reply.command in _STATES:
-            self._state = _STATES[Command.REPLACE if self._is_replaced else reply.command]
+            self._enter(_STATES[Command.REPLACE if self._is_replaced else reply.command])
         return reply.command is not Command.STOP
+
+    def _enter(self, state: ReplicaState) -> None:
+        if state is not self._state:
+            self._wake.set()  # the next exchange says so, and asks for rows, at once
+        self._state = state
 
     def _is_ready(self) -> bool:
         """The engine is up, and has shown what it had to."""

@@ -26,7 +26,7 @@ CLUSTERING = 1.5
 DRAFTS_DUE = 50
 # A warm-up stops to wait for drafts when it has decoded so many tokens for each draft that it needs.
 TOKENS_PER_DRAFT = 20
-# Greedy figures do not carry over to sampling: at temperature 1 each position may accept so much less again.
+# Greedy figures do not carry over to sampling: at temperature 1 this share of them is enough.
 SAMPLED_SHARE = 0.5
 SCHEDULE = "num_speculative_tokens_per_batch_size"
 _ON_MATCHES = ("ngram", "suffix")

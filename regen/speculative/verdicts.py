@@ -22,8 +22,8 @@ class GuardVerdict(StrEnum):
 class ReplicaVerdict:
     """One replica's verdict since `since` (seconds, the clock of `now`). `found` is a sentence with the figures.
 
-    `accept_length` is of the last windows of drafts. `reference_length` is what it should be: of the same rows where
-    that is known, else the warm-up's.
+    `accept_length` is of the last windows of drafts, None without one and while counters are absent.
+    `reference_length` is what it should be: of the same rows where that is known, else the warm-up's.
     """
 
     slot: int

@@ -83,7 +83,9 @@ class Watched:
 
     @property
     def accept_length(self) -> float | None:
-        return self._windows.recent.accept_length
+        """Of the last windows; None while nothing is counted: what was counted before says nothing of now."""
+        is_absent = self.verdict is GuardVerdict.ABSENT
+        return None if is_absent else self._windows.recent.accept_length
 
     @property
     def reference_length(self) -> float | None:
@@ -102,7 +104,7 @@ class Watched:
         if verdict is GuardVerdict.ABSENT:
             return f"{self._absence.tokens:,} tokens were decoded with drafts due, and {self._absence.found}"
         if verdict is GuardVerdict.DECAYED:
-            return self._decays()
+            return "; ".join(self._said(*entry) for entry in self._comparisons() if entry[0].is_raised)
         return self._lengths()
 
     def _lengths(self) -> str:
@@ -111,12 +113,6 @@ class Watched:
             return f"fewer than {WINDOW_DRAFTS} drafts so far"
         said = f"accept length {recent.accept_length:.2f} over the last {recent.drafts:,} drafts"
         return said if reference is None else f"{said}, to be compared with {reference:.2f}"
-
-    def _decays(self) -> str:
-        said = [self._said(*entry) for entry in self._comparisons() if entry[0].is_raised]
-        if self._past.is_raised and self._fellows.is_fine:
-            said.append("the other replicas show the same, so either the rows have changed or all engines have")
-        return "; ".join(said)
 
     def _comparisons(self) -> tuple[tuple[Comparison, str], ...]:
         return (

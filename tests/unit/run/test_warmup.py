@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from regen.engines.fake import FakeEngine
 from regen.errors import EngineDied, RowFailed, RowRefused
 from regen.records import (
+    Acceptance,
     Completion,
     Conversation,
     GenerationRequest,
@@ -36,7 +38,7 @@ ROWS = [
         f"rows.jsonl:{number}",
         None,
         Conversation((Message(Role.USER, f"say {number}"), Message(Role.ASSISTANT, None))),
-        3,
+        prompt_tokens=100 - number,
     )
     for number in range(20)
 ]
@@ -132,6 +134,8 @@ def test_the_canary_is_greedy_neutral_and_runs_beside_others() -> None:
     run(made, spec)
     canaries = [(request, running) for request, running in made.asked if request.sampling.temperature == 0]
     assert len({request.prompt_token_ids for request, _ in canaries}) == len(canaries) == 5
+    # Rating an answer costs memory by the length of what is before it.
+    assert {request.prompt_token_ids[0] for request, _ in canaries} == {15, 16, 17, 18, 19}
     for request, running in canaries:
         assert request.sampling == Sampling(100, 0.0, 1.0, 0, 0.0, 0.0, 0.0, 1.0, (), (1,))
         assert running > 0
@@ -193,9 +197,10 @@ def test_rows_that_can_none_be_asked_end_it() -> None:
 
 
 def test_a_death_is_the_callers_to_know() -> None:
-    spec = speculation()
-    with pytest.raises(EngineDied):
-        run(engine(spec, faults=[{"kind": "die", "after_requests": 6}]), spec)
+    for canary_rows in (0, 8):
+        spec = speculation(canary_rows=canary_rows)
+        with pytest.raises(EngineDied):
+            run(engine(spec, faults=[{"kind": "die", "after_requests": 6}]), spec)
 
 
 def test_time_that_is_up_ends_it_with_what_there_is() -> None:
@@ -212,6 +217,31 @@ def test_tokens_are_evidence_of_life() -> None:
     spec = speculation(canary_rows=2)
     report = run(engine(spec), spec, on_tokens=seen.append)
     assert sum(seen) >= report.output_tokens > 0
+
+
+def test_what_was_counted_before_is_not_the_warm_ups() -> None:
+    spec = speculation("eagle3", canary_rows=0, drafts=50)
+    made = engine(spec)
+    first, second = (run(made, spec).acceptance for _ in range(2))
+    assert first is not None
+    assert second is not None
+    assert second.drafts < 1.5 * first.drafts
+
+
+def test_an_engine_that_says_of_each_answer_that_nothing_was_drafted_has_counted() -> None:
+    """vLLM's totals are absent until the first draft; what it says of each request is not."""
+
+    class Silent(Recording):
+        async def generate(self, request: GenerationRequest, on_tokens: Callable[[int], None]) -> Completion:
+            return replace(await super().generate(request, on_tokens), acceptance=Acceptance())
+
+    spec = speculation(canary_rows=0)
+    report = run(Silent(FakeEngineSpec(slots=SLOTS, counters_absent=True), spec), spec)
+    assert report.acceptance == Acceptance()
+    assert judge(report, spec).verdict is GateVerdict.UNDECIDED
+    report = run(engine(spec, counters_absent=True), spec)
+    assert report.acceptance is None
+    assert judge(report, spec).verdict is GateVerdict.ABSENT
 
 
 def test_one_that_is_cancelled_leaves_nothing_running() -> None:

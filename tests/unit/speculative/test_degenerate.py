@@ -51,6 +51,12 @@ def test_a_loop_to_the_end_is_flagged(period: int, closing: list[int]) -> None:
     assert looks_degenerate(start + phrase * max(5, 60 // period) + closing)
 
 
+@pytest.mark.parametrize(("period", "repeats"), [(6, 6), (30, 3)])
+def test_few_repeats_and_few_tokens_are_not_flagged(period: int, repeats: int) -> None:
+    """A refrain that is sung three times, a row of six short cells."""
+    assert not looks_degenerate([*range(500, 560), *list(range(period)) * repeats])
+
+
 def test_a_loop_that_was_left_again_is_not_flagged() -> None:
     assert not looks_degenerate([1, 2, 3] * 30 + list(range(100, 120)))
 

@@ -128,6 +128,12 @@ def test_more_than_expected_is_no_fault() -> None:
     assert verdict(report(counted(1000, (900, 800, 700))), spec) is GateVerdict.HEALTHY
 
 
+def test_what_positions_may_fall_short_by_is_multiplied() -> None:
+    """The trained head was seen with .53 .22 .04 on the very rows of its card."""
+    spec = speculation(expected={"by_position": GSM8K})
+    assert verdict(report(counted(20_000, (10_600, 4_400, 800))), spec) is GateVerdict.HEALTHY
+
+
 def test_greedy_figures_are_not_demanded_of_sampling() -> None:
     spec = speculation(expected={"by_position": GSM8K})
     seen = report(counted(2000, (640, 150, 30)))
