@@ -94,6 +94,7 @@ class Calibration:
         self._ready: set[int] = set()
         self._waiting: dict[int, float] = {}
         self._leaving: dict[int, float] = {}
+        self._most_starts = spec.max_engine_starts
         self._order: list[str] = [CONFIGURED, OFF]
         self._order, self._slots, self._bystanders = self._fit_budget()
         if self._slots:
@@ -179,6 +180,8 @@ class Calibration:
             if self._planned_starts(order, others) <= self._spec.max_engine_starts:
                 return order, slots, others
         if self._planned_starts(known, 0) <= self._spec.max_engine_starts:
+            # So many replicas cannot all be moved within the bound: the least is spent, and they come on top.
+            self._most_starts = self._planned_starts(known, 0)
             return known, self._taking_part(known), 0
         self._leave_undecided(
             f"calibration.max_engine_starts is {self._spec.max_engine_starts}, and comparing two settings may take"
@@ -287,12 +290,12 @@ class Calibration:
         stage = layout.next_stage(history, alive, self._slots)
         last_moves = layout.last_moves(stage, alive, self._bystanders, self._default())
         needed = self._starts + layout.moves([self._last], stage) + last_moves
-        if needed <= self._spec.max_engine_starts and min(map(self._visits, alive)) < MOST_VISITS:
+        if needed <= self._most_starts and min(map(self._visits, alive)) < MOST_VISITS:
             self._begin_stage(stage)
         elif comparison is not None and layout.is_balanced(history, alive, self._slots):
             self._choose(self._least_risky(comparison), comparison, "it did not become clear which is faster; ")
         else:
-            self._leave_undecided(f"the {self._spec.max_engine_starts} engine starts of calibration are used up")
+            self._leave_undecided(f"the {self._most_starts} engine starts of calibration are used up")
 
     def _visits(self, arm: str) -> int:
         return len({one.stage for one in self._measured if one.arm == arm})

@@ -138,7 +138,7 @@ def test_counters_agree_with_the_answers() -> None:
         return await asyncio.gather(*(ask(made, number) for number in range(30)))
 
     for cost in (FakeCost(), None):
-        made = engine(DRAFT, cost=cost)
+        made = engine(DRAFT, cost=cost, answer_tokens=300)
         completions = virtual_time.run(all_of(made))
         counters = made.counters()
         assert counters.output_tokens == sum(len(one.token_ids) for one in completions)

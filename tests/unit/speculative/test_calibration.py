@@ -7,12 +7,13 @@ The runs are simulated (tests/calibration_runs.py): the cost model is the one th
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from regen.spec import CalibrationSpec, SpeculationSpec
 from regen.speculative.arms import Arm
-from regen.speculative.calibration import Calibration, Choice
+from regen.speculative.calibration import Calibration, Choice, Window
 from tests.calibration_runs import SimulatedRun, slope, wave
 
 TWO = CalibrationSpec(arms=2)
@@ -55,7 +56,7 @@ def test_noise_never_makes_it_take_what_is_worse_by_more_than_two_per_cent(seed:
         spec=TWO,
         rate=relative(configured=0.975),
         speeds=(1.05, 0.95),
-        burst=0.15,
+        burst=0.08,
         drift=wave(0.02, 5000.0, phase=seed),
     )
     assert chosen(run).arm.name == "off"
@@ -219,3 +220,22 @@ def test_the_table_has_figures_for_every_arm(replicas: int) -> None:
 def test_ngram_is_compared_with_fewer_tokens_of_itself() -> None:
     run = SimulatedRun(slots=2, speculation=SpeculationSpec(method="ngram", num_tokens=2))
     assert chosen(run).arm.name == "configured"
+
+
+def test_windows_beside_an_engine_that_starts_do_not_count() -> None:
+    """Two replicas on one machine: while one loads, the other has more of it, or less."""
+    run = SimulatedRun(replicas=2, spec=TWO)
+    made = Calibration(run.arms, 2, TWO, False)
+    window = Window(0, made.wanted(0).name, 30.0, 30_000, True, 0, 0, 0, 0, 0)
+    made.engine_started(0, window.arm, 10.0)
+    for _ in range(40):
+        made.add(window)
+    assert made.newly_measured() == ()
+    other = replace(window, slot=1, arm=made.wanted(1).name)
+    made.engine_started(1, other.arm, 10.0)
+    for _ in range(40):
+        made.add(replace(window, output_tokens=15_000))
+        made.add(other)
+        if measured := made.newly_measured():
+            break
+    assert {one.slot: one.rate for one in measured} == {0: pytest.approx(500), 1: pytest.approx(1000)}
