@@ -7,9 +7,11 @@ message; anything else is a defect and shows its trace.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -209,6 +211,50 @@ def seal(run: Run) -> None:
 
 
 @app.command()
+def report(run: Run, as_json: AsJson = False) -> None:
+    """How the draft was accepted: by source, turn, length and draft, and where it has most to gain."""
+    from regen.observe.acceptance_tables import report_tables
+    from regen.run.report import report as make_report
+    from regen.store.storage import open_storage
+
+    made = make_report(open_storage(run))
+    if as_json:
+        print(json.dumps(made.to_json(), indent=1))
+    else:
+        _console().print(report_tables(made))
+
+
+@app.command()
+def evaluate(
+    run: Run,
+    draft: Annotated[str, typer.Option(help="The head: a folder or a hub name.")],
+    method: Annotated[str, typer.Option(help="How it is run.")] = "eagle3",
+    num_tokens: Annotated[int | None, typer.Option(help="Draft tokens per step; by default the run's own.")] = None,
+    layer_convention: Annotated[str, typer.Option(help="As in a spec: input or output.")] = "input",
+    rows: Annotated[int, typer.Option(min=1, help="Rows of each source.")] = 64,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Try another head on rows of a run, beside what was recorded; exit 3 when it is refused or dead."""
+    from regen.observe.acceptance_tables import evaluation_table
+    from regen.run.evaluate import evaluate as make_evaluation
+    from regen.store.storage import open_storage
+
+    options: dict[str, object] = {"method": method, "layer_convention": layer_convention}
+    options |= {} if num_tokens is None else {"num_tokens": num_tokens}
+    with _engine_output_on_stderr(verbose):
+        made = make_evaluation(open_storage(run), draft, options, rows, _say)
+    if as_json:
+        print(json.dumps(made.to_json(), indent=1))
+    else:
+        _console().print(evaluation_table(made.title, made.sources, made.total))
+    for line in made.remarks():
+        _say(line)
+    if made.exit_code is not ExitCode.OK:
+        raise typer.Exit(made.exit_code)
+
+
+@app.command()
 def submit(
     spec: Spec,
     address: Annotated[str | None, typer.Option(help="The cluster's job server, http://HOST:8265.")] = None,
@@ -295,6 +341,21 @@ def _print_look(seen: Look) -> None:
     console.print(facts_table("Run", facts))
     if seen.planned is not None:
         console.print(totals_table(seen.planned, seen.totals))
+
+
+@contextmanager
+def _engine_output_on_stderr(verbose: bool) -> Iterator[None]:
+    """An engine in this very process writes its log to the standard output, where a reader of JSON has no use for it."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if verbose else "WARNING")
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _say(text: str) -> None:

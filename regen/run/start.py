@@ -201,6 +201,11 @@ def _setup(
         drift=drift_record(session, accepted, record, storage),
         claim_seen=claim_seen,
     )
+    return worker_setup(run, target)
+
+
+def worker_setup(run: RunSetup, target: Target) -> WorkerSetup:
+    """What the first worker of this session is made with; others differ in their slot only."""
     is_local = Path(target.model).expanduser().is_dir()
     return WorkerSetup(
         run=run,
