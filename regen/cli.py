@@ -345,8 +345,8 @@ def _print_look(seen: Look) -> None:
 
 @contextmanager
 def _engine_output_on_stderr(verbose: bool) -> Iterator[None]:
-    """An engine in this very process writes its log to the standard output, where a reader of JSON has no use for it."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if verbose else "WARNING")
+    """An engine in this process writes its log to the standard output, where a reader of JSON has no use for it."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if verbose else "ERROR")
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

@@ -247,8 +247,8 @@ def _said(found: Verdict, now: Tally) -> str:
         case Verdict.DEAD:
             return (
                 f"this head is dead: accept length {length} over {now.drafts:,} drafts. Speculation with it is slower"
-                " than none. Likely causes, the likeliest first: another target than it was trained for, the wrong method or"
-                " --layer-convention, weights that were never trained"
+                " than none. Likely causes, the likeliest first: another target than it was trained for, the wrong"
+                " method or --layer-convention, weights that were never trained"
             )
         case Verdict.NO_COUNTERS:
             return f"nothing can be said: the engine gave no counters for {now.absent:,} answers. Absent is not zero"
