@@ -210,7 +210,7 @@ def worker_setup(run: RunSetup, target: Target) -> WorkerSetup:
     return WorkerSetup(
         run=run,
         worker=WorkerId(0, 0),
-        assignment=Assignment(CONFIGURED if record.spec.speculation else OFF, record.spec.speculation),
+        assignment=Assignment(CONFIGURED if run.spec.speculation else OFF, run.spec.speculation),
         model_folder=target.folder,
         model=str(target.folder) if is_local else target.model,
         model_revision=None if is_local else target.commit,
