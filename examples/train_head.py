@@ -43,6 +43,8 @@ SAY_SECONDS = 30.0
 WARMUP_SHARE = 0.05
 DEEPER_WEIGHT = 0.8  # of each further drafted token's loss: it is asked for only if all before it were right
 IGNORED = -100
+# Lengths are rounded up to this: each new one costs a CPU's matrix library compiled kernels, and their memory.
+ROUND = 64
 
 Weights = dict[str, Any]  # tensors, by the names they have in the checkpoint
 
@@ -188,6 +190,11 @@ def labels(answer: Answer, depth: int, draft_id: Mapping[int, int]) -> list[int]
     return [draft_id.get(tokens[at], IGNORED) if at >= first else IGNORED for at in range(2, len(tokens))]
 
 
+def rounded(count: int) -> int:
+    """The next multiple of ROUND. What is added stands behind all else, where nothing attends to it."""
+    return -(-count // ROUND) * ROUND
+
+
 def may_attend(slots: int, depth: int) -> Any:
     """Row: the slot that asks; columns: slots of depth 0, then of depth 1 and so on up to `depth`. A tensor of bool.
 
@@ -214,18 +221,17 @@ class Target:
     """The target with its weights frozen; its folder (or hub name and commit) as the run recorded it."""
 
     def __init__(self, run: Path, layers: Sequence[int] | None) -> None:
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, PretrainedConfig
 
         record = json.loads((run / "run.json").read_text(encoding="utf-8"))
         name, commit = record["spec"]["target"]["model"], record["shaping"]["target.commit"]
         revision = None if commit.startswith("local:") else commit
-        self.config: dict[str, Any] = AutoConfig.from_pretrained(name, revision=revision).to_dict()
+        self.config: dict[str, Any] = PretrainedConfig.get_config_dict(name, revision=revision)[0]  # as it is written
         self.model: Any = AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype="auto").eval()
         self.model.requires_grad_(False)
-        count = self.config["num_hidden_layers"]
-        self.layers = list(layers or (2, count // 2, count - 3))
-        self.vocabulary: int = self.config["vocab_size"]
-        self.hidden_size: int = self.config["hidden_size"]
+        read = self.model.config  # with defaults filled in
+        self.layers = list(layers or (2, read.num_hidden_layers // 2, read.num_hidden_layers - 3))
+        self.vocabulary, self.hidden_size = int(read.vocab_size), int(read.hidden_size)
 
     def states(self, answers: Sequence[Answer], path: Path) -> Any:
         """What enters the layers, side by side, per token of all answers: a tensor that lies in the file `path`."""
@@ -236,10 +242,12 @@ class Target:
         said_at = time.monotonic()
         for answer in answers:
             with torch.inference_mode():
-                ids = torch.tensor([answer.token_ids])
+                size = len(answer.token_ids)
+                ids = torch.zeros(1, rounded(size), dtype=torch.long)
+                ids[0, :size] = torch.tensor(answer.token_ids)
                 entering = self.model.model(ids, output_hidden_states=True, use_cache=False).hidden_states
-                found = torch.cat([entering[layer][0] for layer in self.layers], dim=-1)
-            states[answer.start : answer.start + len(answer.token_ids)] = found.to(torch.bfloat16)
+                found = torch.cat([entering[layer][0, :size] for layer in self.layers], dim=-1)
+            states[answer.start : answer.start + size] = found.to(torch.bfloat16)
             if time.monotonic() - said_at > SAY_SECONDS:
                 said_at = time.monotonic()
                 say(f"states of the target: {(answer.start + len(answer.token_ids)) / tokens:.0%}")
@@ -256,9 +264,8 @@ class Head:
         self.target = target
         self.reached = list(reached)
         self.draft_id = {token: number for number, token in enumerate(reached)}
-        config = target.config
-        self.heads, self.groups = config["num_attention_heads"], config["num_key_value_heads"]
-        self.epsilon = config["rms_norm_eps"]
+        read = target.model.config
+        self.heads, self.groups, self.epsilon = read.num_attention_heads, read.num_key_value_heads, read.rms_norm_eps
         self.embedding = target.model.get_input_embeddings().weight.float()
         self.weights = initial_weights(target, reached)
 
@@ -399,11 +406,10 @@ def loss_by_depth(head: Head, states: Any, answer: Answer, depths: int) -> list[
     losses = []
     with torch.autocast("cpu", dtype=torch.bfloat16):
         for depth, output in enumerate(head.propose(*inputs(states, answer), depths)):
-            wanted = torch.tensor(labels(answer, depth, head.draft_id))
-            asked = wanted != IGNORED
-            logits = output[asked] @ head.weights["lm_head.weight"].T
-            loss = torch.nn.functional.cross_entropy(logits.float(), wanted[asked], reduction="sum")
-            losses.append(loss / max(1, int(asked.sum())))
+            wanted = wanted_ids(answer, depth, head.draft_id, len(output))
+            logits = (output @ head.weights["lm_head.weight"].T).float()
+            loss = torch.nn.functional.cross_entropy(logits, wanted, ignore_index=IGNORED, reduction="sum")
+            losses.append(loss / max(1, int((wanted != IGNORED).sum())))
     return losses
 
 
@@ -417,7 +423,7 @@ def accepted(head: Head, states: Any, answers: Iterable[Answer], depths: int) ->
             right: Any = None
             for depth, output in enumerate(head.propose(*inputs(states, answer), depths)):
                 best = (output @ head.weights["lm_head.weight"].T).argmax(-1)
-                this = best == torch.tensor(labels(answer, depth, head.draft_id))
+                this = best == wanted_ids(answer, depth, head.draft_id, len(best))
                 right = this if right is None else this & right.roll(1)
                 hits[depth] += int(right.sum())
             drafts += max(0, len(answer.token_ids) - answer.prompt_tokens - 1)
@@ -425,10 +431,21 @@ def accepted(head: Head, states: Any, answers: Iterable[Answer], depths: int) ->
 
 
 def inputs(states: Any, answer: Answer) -> tuple[Any, Any]:
-    """(states, token ids) of one answer."""
+    """(states, token ids) of one answer, filled up so that the number of slots, two less, is a round one."""
     import torch
 
-    return states[answer.start : answer.start + len(answer.token_ids)], torch.tensor(answer.token_ids)
+    size = len(answer.token_ids)
+    fill = rounded(size - 2) + 2 - size
+    own = states[answer.start : answer.start + size]
+    return torch.cat([own, own.new_zeros(fill, own.shape[1])]), torch.tensor([*answer.token_ids, *[0] * fill])
+
+
+def wanted_ids(answer: Answer, depth: int, draft_id: Mapping[int, int], slots: int) -> Any:
+    """`labels` as a tensor over so many slots."""
+    import torch
+
+    wanted = labels(answer, depth, draft_id)
+    return torch.tensor([*wanted, *[IGNORED] * (slots - len(wanted))])
 
 
 def shuffled(answers: Sequence[Answer], seed: int) -> Iterator[Answer]:
@@ -444,7 +461,7 @@ def shuffled(answers: Sequence[Answer], seed: int) -> Iterator[Answer]:
 
 def head_config(target: Mapping[str, Any], layers: Sequence[int], draft_vocabulary: int) -> dict[str, Any]:
     """The target's own config where the head is built alike; the layers where each of vLLM's runners reads them."""
-    kept = {key: value for key, value in target.items() if key not in ("_name_or_path", "layer_types")}
+    kept = {key: value for key, value in target.items() if not key.startswith("_") and key != "layer_types"}
     return {
         **kept,
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -465,7 +482,7 @@ def write(head: Head, folder: Path) -> None:
     folder.mkdir()
     target = head.target
     config = head_config(target.config, target.layers, len(head.reached))
-    (folder / "config.json").write_text(json.dumps(config, indent=1, default=str) + "\n", encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     tensors = {name: value.detach().to(torch.bfloat16).contiguous() for name, value in head.weights.items()}
     if len(head.reached) < target.vocabulary:
         offsets, can_be_drafted = vocabulary_tables(head.reached, target.vocabulary)

@@ -13,11 +13,14 @@ from examples.train_head import (
     covered,
     draft_vocabulary,
     head_config,
+    inputs,
     labels,
     may_attend,
     pace,
+    rounded,
     shuffled,
     vocabulary_tables,
+    wanted_ids,
     within,
 )
 
@@ -82,6 +85,21 @@ def test_a_draft_sees_the_targets_slots_up_to_its_begin_and_its_own_after_that()
     third = may_attend(5, 2).view(5, 3, 5)
     assert [sorted(seen.nonzero().flatten().tolist()) for seen in third[4]] == [[0, 1, 2], [3], [4]]
     assert may_attend(4, 1)[0].tolist() == [False] * 4 + [True] + [False] * 3  # nothing before it: only itself
+
+
+def test_lengths_are_rounded_up_to_few_different_ones() -> None:
+    assert [rounded(count) for count in (1, 64, 65, 129)] == [64, 64, 128, 192]
+
+
+def test_what_fills_an_answer_up_is_never_asked_for() -> None:
+    torch = pytest.importorskip("torch")
+    states = torch.ones(10, 6)
+    own, tokens = inputs(states, Answer(ANSWER.token_ids, ANSWER.prompt_tokens, start=2))
+    assert (len(own), len(tokens)) == (66, 66)
+    assert own.sum() == 7 * 6
+    assert tokens[:7].tolist() == list(ANSWER.token_ids)
+    wanted = wanted_ids(ANSWER, 0, {21: 1, 22: 2, 23: 3}, 64).tolist()
+    assert wanted == [IGNORED, IGNORED, 1, 2, 3, *[IGNORED] * 59]
 
 
 def test_the_rate_rises_and_falls() -> None:
