@@ -230,7 +230,7 @@ def evaluate(
     draft: Annotated[str, typer.Option(help="The head: a folder or a hub name.")],
     method: Annotated[str, typer.Option(help="How it is run.")] = "eagle3",
     num_tokens: Annotated[int | None, typer.Option(help="Draft tokens per step; by default the run's own.")] = None,
-    layer_convention: Annotated[str, typer.Option(help="As in a spec: input or output.")] = "input",
+    layer_convention: Annotated[str | None, typer.Option(help="As in a spec: input or output.")] = None,
     rows: Annotated[int, typer.Option(min=1, help="Rows of each source.")] = 64,
     as_json: AsJson = False,
     verbose: Verbose = False,
@@ -240,8 +240,8 @@ def evaluate(
     from regen.run.evaluate import evaluate as make_evaluation
     from regen.store.storage import open_storage
 
-    options: dict[str, object] = {"method": method, "layer_convention": layer_convention}
-    options |= {} if num_tokens is None else {"num_tokens": num_tokens}
+    asked = {"method": method, "num_tokens": num_tokens, "layer_convention": layer_convention}
+    options = {name: value for name, value in asked.items() if value is not None}
     with _engine_output_on_stderr(verbose):
         made = make_evaluation(open_storage(run), draft, options, rows, _say)
     if as_json:

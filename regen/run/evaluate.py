@@ -30,7 +30,7 @@ from regen.run.replica import build_engine
 from regen.run.sample import sample_rows
 from regen.run.setup import RunSetup, WorkerSetup
 from regen.run.start import worker_setup
-from regen.spec import RunSpec, SpeculationSpec, TargetSpec, with_absolute_paths
+from regen.spec import RunSpec, SpeculationSpec, TargetSpec, parse_spec, with_absolute_paths
 from regen.speculative.acceptance import Difference, Pair, Tally, Verdict, difference, verdict
 from regen.store.machine import machine_identity
 
@@ -156,13 +156,11 @@ def evaluate(storage: Storage, draft: str, options: dict[str, Any], rows_per_sou
 def _with_head(spec: RunSpec, draft: str, options: dict[str, Any]) -> RunSpec:
     """The run's spec with another speculation. Nothing else of the run's own speculation belongs to this head."""
     own = {"num_tokens": spec.speculation.num_tokens} if spec.speculation is not None else {}
-    try:
-        speculation = SpeculationSpec.model_validate({**own, **options, "draft": draft})
-    except ValueError as error:
-        raise SpecError(f"the head cannot be evaluated so: {error}") from error
-    if not speculation.num_tokens:
+    section = {**own, **options, "draft": draft}
+    if not section.get("num_tokens"):
         raise SpecError("--num-tokens is missing: the run has no speculation to take it from")
-    return with_absolute_paths(spec.model_copy(update={"speculation": speculation}))
+    given = parse_spec({**spec.model_dump(mode="json"), "speculation": section}, origin="regen evaluate")
+    return with_absolute_paths(given)
 
 
 def _at_recorded_commit(spec: RunSpec, record: RunRecord) -> TargetSpec:

@@ -226,6 +226,12 @@ def test_a_head_that_cannot_work_is_refused_before_an_engine_starts(tmp_path: Pa
         evaluated(tmp_path, "broken")
 
 
+def test_a_setting_that_is_none_is_named_with_its_path(tmp_path: Path) -> None:
+    finished(spec_with_head(tmp_path))
+    with pytest.raises(SpecError, match=r"speculation\.layer_convention"):
+        evaluated(tmp_path, layer_convention="sideways")
+
+
 def test_another_target_is_refused(tmp_path: Path) -> None:
     finished(spec_with_head(tmp_path))
     config = tmp_path / "target" / "generation_config.json"
