@@ -120,9 +120,10 @@ def report_tables(report: ReportFacts) -> Group:
         left_out = f"{report.degenerate_rows:,} rows, {report.degenerate_generations:,} answers: in no figure below"
         facts.append(("degenerate", left_out))
     parts: list[RenderableType] = [facts_table("Acceptance", facts)]
-    for arm in report.arms:
+    arms = report.arms
+    for arm in arms:
         parts += _arm_parts(arm)
-    if any(arm.total.generations for arm in report.arms):
+    if any(arm.total.generations for arm in arms):
         parts.append(_note())
     return Group(*parts)
 
