@@ -14,7 +14,12 @@ from regen.data.template import load_template
 from regen.engines.vllm import VllmEngine
 from regen.records import Acceptance, Completion, GenerationRequest, Sampling
 from regen.run.draft_folder import make_draft_folder
+from regen.run.evaluate import evaluate
+from regen.run.local import LocalCluster
 from regen.spec import SpeculationSpec, VllmEngineSpec
+from regen.speculative.acceptance import Verdict
+from regen.store.storage import LocalStorage
+from tests.runs import begin_run, drive, make_spec
 
 pytestmark = pytest.mark.engine
 
@@ -76,3 +81,31 @@ def test_a_trained_head_is_accepted_as_its_card_says(
     assert at_one.accept_length is not None
     assert at_one.accept_length > 1.3
     assert least_likely > -16
+
+
+def test_regen_evaluate_finds_what_the_heads_card_says(
+    smollm2: Path, head: Path, shared_prompts: Path, tmp_path: Path
+) -> None:
+    """The rows are the fake engine's, with real prompts: so only the evaluation costs an engine start."""
+    spec = make_spec(
+        tmp_path,
+        rows=[{"prompt": text} for text in questions(shared_prompts, 8)],
+        target={"model": str(smollm2)},
+        engine={"answer_tokens": 500},
+        sampling={"max_tokens": 96, "temperature": 0.0},
+    )
+    asyncio.run(drive(LocalCluster(), begin_run(spec)))
+    args = {"enforce_eager": True, "kv_cache_memory_bytes": 2**28}
+    path = tmp_path / "run" / "run.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    record["spec"]["engine"] = VllmEngineSpec(slots=8, max_model_len=1024, args=args).model_dump()
+    path.write_text(json.dumps(record), encoding="utf-8")
+
+    made = evaluate(
+        LocalStorage(tmp_path / "run"), str(head), {"method": "eagle3", "num_tokens": 3}, 8, say=lambda text: None
+    )
+
+    assert (made.total.generations, made.total.identical, made.unanswered) == (8, 0, {})
+    assert made.total.now.accept_length is not None
+    assert 1.6 < made.total.now.accept_length < 2.1
+    assert made.verdict is Verdict.ALIVE
