@@ -77,7 +77,7 @@ def test_a_trained_head_is_accepted_as_its_card_says(
     assert 1.6 < seen.accept_length < 2.1
     assert seen.accepted_by_position[0] > seen.accepted_by_position[1] > seen.accepted_by_position[2]
     # Sampled, a head is accepted less; and what is sampled must be what the target could have said. Before the CPU
-    # worker was mended it was 1.03 here, and the words came from anywhere: some -10 a token.
+    # worker was mended it was 1.03 here, and the words came from anywhere.
     at_one = acceptance(sampled)
     assert at_one.accept_length is not None
     assert at_one.accept_length > 1.3
