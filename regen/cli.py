@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from regen.run.doctor import Report
+    from regen.run.doctor_spec import SpecReport
     from regen.run.look import Look
     from regen.run.session import Standing
     from regen.run.start import Begun
@@ -120,7 +121,10 @@ def preflight(spec: Spec, as_json: AsJson = False) -> None:
 
 @app.command()
 def doctor(
-    url: Annotated[str, typer.Argument(metavar="URL", help="A running vLLM or SGLang server: http://HOST:PORT.")],
+    subject: Annotated[
+        str,
+        typer.Argument(metavar="URL|SPEC", help="A running vLLM or SGLang server (http://HOST:PORT), or a spec file."),
+    ],
     model: Annotated[str | None, typer.Option(help="Which of its models; without, the first.")] = None,
     seconds: Annotated[float, typer.Option(min=5, max=3600, help="No more than this, all in all.")] = 120.0,
     concurrency: Annotated[int, typer.Option(min=1, max=256, help="Prompts at a time.")] = 8,
@@ -129,11 +133,21 @@ def doctor(
     api_key_env: Annotated[str | None, typer.Option(metavar="VAR", help="The variable that holds the key.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Whether speculation works at a running server, by raw counts; exit 3 when it does not."""
-    from regen.run.doctor import DoctorOptions, examine_server
+    """Whether speculation works at a running server, or in a spec's own engine, by raw counts; exit 3 if not.
 
-    options = DoctorOptions(model, seconds, concurrency, draft, api_key_env, _shares(expected))
-    report = examine_server(url, options, _say)
+    With a spec, only --seconds and --json count: the rest is what the spec says.
+    """
+    if "://" in subject:
+        from regen.run.doctor import DoctorOptions, examine_server
+
+        options = DoctorOptions(model, seconds, concurrency, draft, api_key_env, _shares(expected))
+        report: Report | SpecReport = examine_server(subject, options, _say)
+    else:
+        from regen.run.doctor_spec import examine_spec
+        from regen.spec import load_spec
+
+        with _engine_output_on_stderr(verbose=False):
+            report = examine_spec(load_spec(Path(subject)), seconds, _say)
     if as_json:
         print(json.dumps(report.to_json(), indent=1))
     else:
@@ -410,30 +424,15 @@ def _print_look(seen: Look) -> None:
         console.print(totals_table(seen.planned, seen.totals))
 
 
-@contextmanager
-def _engine_output_on_stderr(verbose: bool) -> Iterator[None]:
-    """An engine in this process writes its log to the standard output, where a reader of JSON has no use for it."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if verbose else "ERROR")
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
-
-
-def _print_report(report: Report) -> None:
+def _print_report(report: Report | SpecReport) -> None:
     from regen.observe.tables import acceptance_table, facts_table, findings_table
 
     console = _console()
-    console.print(facts_table("Server", report.facts()))
+    console.print(facts_table("Examined", report.facts()))
     if rows := report.counts():
         console.print(acceptance_table("Raw counts", rows))
-    if report.diagnosis.findings:
-        console.print(findings_table(report.diagnosis.findings, "Findings"))
+    if findings := report.all_findings():
+        console.print(findings_table(findings, "Findings"))
     console.print(facts_table("Verdict", report.conclusion()))
 
 
@@ -448,6 +447,21 @@ def _shares(text: str | None) -> tuple[float, ...] | None:
     if not shares or not all(0 <= share <= 1 for share in shares):
         raise typer.BadParameter(f"--expected {text!r}: shares between 0 and 1 are wanted, like 0.53,0.21,0.07")
     return shares
+
+
+@contextmanager
+def _engine_output_on_stderr(verbose: bool) -> Iterator[None]:
+    """An engine in this process writes its log to the standard output, where a reader of JSON has no use for it."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if verbose else "ERROR")
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _say(text: str) -> None:

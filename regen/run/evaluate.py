@@ -10,12 +10,9 @@ engine's arithmetic; how many came out identical is counted.
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from regen.data.plan import open_plan
@@ -28,12 +25,10 @@ from regen.run.preflight import examine, require_healthy
 from regen.run.record import RunRecord, engine_version, require_record
 from regen.run.replica import build_engine
 from regen.run.sample import sample_rows
-from regen.run.setup import RunSetup, WorkerSetup
-from regen.run.start import worker_setup
+from regen.run.start import aside_setup
 from regen.spec import RunSpec, SpeculationSpec, TargetSpec, parse_spec, with_absolute_paths
 from regen.speculative.acceptance import Difference, Pair, Tally, Verdict, difference, verdict
 from regen.speculative.gate_causes import Trouble, causes_of
-from regen.store.machine import machine_identity
 
 Say = Callable[[str], None]
 
@@ -153,7 +148,7 @@ def evaluate(storage: Storage, draft: str, options: dict[str, Any], rows_per_sou
     stored = [one for row in rows for one in _stored(row)]
     if not stored:
         raise SpecError(f"{storage.url} holds no committed answers yet: there is nothing to evaluate a head on")
-    engine = build_engine(_worker_setup(spec, record, target, storage))
+    engine = build_engine(aside_setup(record.model_copy(update={"spec": spec}), target, storage.url, "evaluate"))
     info, results = asyncio.run(answer_again(engine, spec.engine, [one.generation for one in stored], say))
     return _evaluation(spec.speculation, info, len(rows), stored, results)
 
@@ -196,21 +191,6 @@ def _stored(row: OutputRow) -> Iterator[Stored]:
     for made in row.generations:
         if made.origin is Origin.TARGET and made.finish_reason is not FinishReason.REPETITION:
             yield Stored(row.source, made, row.observed.draft, row.observed.engine, seen.get(made.turn))
-
-
-def _worker_setup(spec: RunSpec, record: RunRecord, target: Target, storage: Storage) -> WorkerSetup:
-    run = RunSetup(
-        spec=spec,
-        run_url=storage.url,
-        session="evaluate",
-        fingerprint=record.fingerprint,
-        host=socket.gethostname(),
-        boot_id=machine_identity(),
-        driver_pid=os.getpid(),
-        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        take_over=False,
-    )
-    return worker_setup(run, target)
 
 
 def _evaluation(

@@ -211,6 +211,23 @@ def _setup(
     return worker_setup(run, target)
 
 
+def aside_setup(record: RunRecord, target: Target, run_url: str, session: str) -> WorkerSetup:
+    """For an engine beside any run (`regen evaluate`, `regen doctor`): it takes no part in one and claims nothing."""
+    run = RunSetup(
+        spec=record.spec,
+        run_url=run_url,
+        session=session,
+        fingerprint=record.fingerprint,
+        host=socket.gethostname(),
+        boot_id=machine_identity(),
+        driver_pid=os.getpid(),
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        take_over=False,
+        temperature=highest_temperature(record),
+    )
+    return worker_setup(run, target)
+
+
 def worker_setup(run: RunSetup, target: Target) -> WorkerSetup:
     """What the first worker of this session is made with; others differ in their slot only."""
     is_local = Path(target.model).expanduser().is_dir()

@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -42,13 +43,13 @@ async def answer_all(engine: VllmEngine, prompts: list[tuple[int, ...]], samplin
 async def at_two_temperatures(
     engine: VllmEngine, prompts: list[tuple[int, ...]]
 ) -> tuple[list[Completion], list[Completion], float]:
-    """Greedy answers, sampled ones, and how the target itself rates the least likely token of the latter."""
+    """Greedy answers, sampled ones, and how likely the target itself finds the latter, per token."""
     await engine.start()
     try:
         greedy = await answer_all(engine, prompts, GREEDY)
         sampled = await answer_all(engine, prompts, replace(GREEDY, temperature=1.0))
         scores = [await engine.score(prompt, answer.token_ids) for prompt, answer in zip(prompts, sampled, strict=True)]
-        return greedy, sampled, min(score.logprob for answer in scores for score in answer)
+        return greedy, sampled, mean(score.logprob for answer in scores for score in answer)
     finally:
         await engine.close()
 
@@ -70,17 +71,17 @@ def test_a_trained_head_is_accepted_as_its_card_says(
     prompts = [
         template.render(({"role": "user", "content": text},), None, None) for text in questions(shared_prompts, 8)
     ]
-    greedy, sampled, least_likely = asyncio.run(at_two_temperatures(engine, prompts))
+    greedy, sampled, mean_logprob = asyncio.run(at_two_temperatures(engine, prompts))
     seen = acceptance(greedy)
     assert seen.accept_length is not None
     assert 1.6 < seen.accept_length < 2.1
     assert seen.accepted_by_position[0] > seen.accepted_by_position[1] > seen.accepted_by_position[2]
     # Sampled, a head is accepted less; and what is sampled must be what the target could have said. Before the CPU
-    # worker was mended it was 1.03 here, and tokens that the target gives less than one in ten million.
+    # worker was mended it was 1.03 here, and the words came from anywhere.
     at_one = acceptance(sampled)
     assert at_one.accept_length is not None
     assert at_one.accept_length > 1.3
-    assert least_likely > -16
+    assert mean_logprob > -2.5
 
 
 def test_regen_evaluate_finds_what_the_heads_card_says(
