@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -39,6 +39,9 @@ _SHOWN_DECISIONS = 20
 _FULL_SHARE = 0.95
 # An engine that goes on in spite of a bad verdict is looked at again so often.
 _ASK_AGAIN_SECONDS = 60.0
+# So often an engine may die while settings are compared before its setting is taken to be why.
+_DEATHS = 2
+_WORKING = (ReplicaState.RUNNING, ReplicaState.DRAINING)
 _BAD = tuple(verdict.value for verdict in GuardVerdict if verdict.is_bad)
 
 
@@ -85,6 +88,7 @@ class SpeculationControl:
         self._seconds_left: float | None = None
         self._row_seconds = 0.0
         self._doubtful: dict[int, _Doubt] = {}
+        self._deaths: Counter[str] = Counter()
         self._rates: dict[str, float] = {}  # by arm, as calibration has measured them
         self._accept_lengths: dict[str, float] = {}
         self._error: SpeculationFailed | None = None
@@ -121,7 +125,7 @@ class SpeculationControl:
     def command(self, worker: WorkerId) -> Command:
         """What this worker is told, as far as speculation has a say in it."""
         engine = self._engines.get(worker.slot)
-        if engine is None or engine.worker != worker:
+        if self._error is not None or engine is None or engine.worker != worker:
             return Command.WAIT
         if engine.is_replaced or self._is_to_be_replaced(engine):
             engine.is_replaced = True
@@ -160,8 +164,9 @@ class SpeculationControl:
                 self._calibration.engine_started(worker.slot, engine.arm, stats.started_seconds)
         if stats.warmup is not None and engine.gate is None:
             self._judge(engine, stats)
-        if stats.state is ReplicaState.RUNNING and not engine.is_replaced:
+        if stats.state in _WORKING:
             self._measure(engine, before, stats)
+        if stats.state is ReplicaState.RUNNING and not engine.is_replaced:
             self._look(engine, stats, now)
 
     def generation(self, slot: int, source: str, prompt_tokens: int, acceptance: Acceptance | None) -> None:
@@ -176,7 +181,10 @@ class SpeculationControl:
         if engine is None or engine.worker != worker:
             return
         del self._engines[worker.slot]
-        if self._calibration is not None and not engine.is_replaced and engine.arm != OFF:
+        if self._calibration is None or engine.is_replaced or engine.arm == OFF:
+            return
+        self._deaths[engine.arm] += 1
+        if not engine.is_started or self._deaths[engine.arm] >= _DEATHS:
             self._calibration.engine_failed(worker.slot, engine.arm)
             self._say(f"replica {worker.slot}: an engine with the setting {engine.arm} has died: it is left out")
 
@@ -236,7 +244,7 @@ class SpeculationControl:
 
     def _measure(self, engine: _Engine, before: ReplicaStats, stats: ReplicaStats) -> None:
         seconds = stats.counted_at - before.counted_at
-        if self._calibration is None or before.state is not ReplicaState.RUNNING or seconds <= 0:
+        if self._calibration is None or before.state not in _WORKING or seconds <= 0:
             return
         self._calibration.add(_window(engine, before, stats, seconds))
 
@@ -476,7 +484,7 @@ def _window(engine: _Engine, before: ReplicaStats, stats: ReplicaStats, seconds:
 
 def _is_full(counters: EngineCounters, slots: int) -> bool:
     """Every slot decodes; or the engine has no room for those that wait."""
-    return counters.waiting > 0 or counters.running >= math.floor(slots * _FULL_SHARE)
+    return counters.waiting > 0 or counters.running >= math.ceil(slots * _FULL_SHARE)
 
 
 def _told(change: ReplicaVerdict) -> str:

@@ -25,8 +25,16 @@ from tests.processes import regen
 from tests.runs import begin_run, drive, make_spec, shard_table, write_jsonl
 from tests.toy_target import END_ID
 
-# Dead heads are wanted here: nothing is to stop the runs that record them.
-SPECULATION = {"method": "eagle3", "num_tokens": 3, "gate": "warn", "guard": "warn", "calibrate": "off"}
+# The warm-up is another test's: here a fault is to strike rows, and a dead draft to be run.
+BRIEF = {"rows": 2, "drafts": 1, "max_tokens": 8, "canary_rows": 0}
+SPECULATION = {
+    "method": "eagle3",
+    "num_tokens": 3,
+    "calibrate": "off",
+    "gate": "warn",
+    "guard": "warn",
+    "warmup": BRIEF,
+}
 
 
 def spec_with_head(folder: Path, head: str = "head-a", rows: int = 30, **sections: Any) -> RunSpec:
