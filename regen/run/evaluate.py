@@ -26,6 +26,7 @@ from regen.run.record import RunRecord, engine_version, require_record
 from regen.run.replica import build_engine
 from regen.run.sample import sample_rows
 from regen.run.start import aside_setup
+from regen.run.wanted import wanted_speculation
 from regen.spec import RunSpec, SpeculationSpec, TargetSpec, parse_spec, with_absolute_paths
 from regen.speculative.acceptance import Difference, Pair, Tally, Verdict, difference, verdict
 from regen.speculative.gate_causes import Trouble, causes_of
@@ -138,7 +139,7 @@ def evaluate(storage: Storage, draft: str, options: dict[str, Any], rows_per_sou
     StoreError.
     """
     record = require_record(storage)
-    spec = _with_head(record.spec, draft, options)
+    spec = _with_head(record.spec, wanted_speculation(storage, record), draft, options)
     target = resolve_target(_at_recorded_commit(spec, record))
     _require_same_target(record, target, storage)
     assert spec.speculation is not None
@@ -153,9 +154,9 @@ def evaluate(storage: Storage, draft: str, options: dict[str, Any], rows_per_sou
     return _evaluation(spec.speculation, info, len(rows), stored, results)
 
 
-def _with_head(spec: RunSpec, draft: str, options: dict[str, Any]) -> RunSpec:
+def _with_head(spec: RunSpec, wanted: SpeculationSpec | None, draft: str, options: dict[str, Any]) -> RunSpec:
     """The run's spec with another speculation. Nothing else of the run's own speculation belongs to this head."""
-    own = {"num_tokens": spec.speculation.num_tokens} if spec.speculation is not None else {}
+    own = {"num_tokens": wanted.num_tokens} if wanted is not None else {}
     section = {**own, **options, "draft": draft}
     if not section.get("num_tokens"):
         raise SpecError("--num-tokens is missing: the run has no speculation to take it from")

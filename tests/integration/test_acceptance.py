@@ -142,7 +142,7 @@ def test_in_the_middle_of_a_run_the_committed_rows_are_reported(tmp_path: Path) 
 
 
 def test_a_run_that_changed_its_draft_has_a_table_for_each(tmp_path: Path) -> None:
-    slow = {"step_seconds": 0.002}
+    slow = {"step_seconds": 0.02, "slots": 2}
     asyncio.run(drained_early(begin_run(spec_with_head(tmp_path, "head-a", rows=60, engine=slow))))
     asyncio.run(drive(LocalCluster(), begin_run(spec_with_head(tmp_path, "head-b", rows=60))))
     made = report(run_of(tmp_path))
