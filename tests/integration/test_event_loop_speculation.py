@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from regen.cli import app
-from regen.errors import ExitCode, SpeculationFailed
+from regen.errors import ExitCode, PreflightRefused, SpeculationFailed
 from regen.records import CoordinatorStatus, Phase
 from regen.run.calibrate import standing_choice
 from regen.run.held import replayed_run
@@ -282,8 +282,11 @@ def test_a_new_draft_is_taken_up_in_the_middle_and_recorded_per_row(tmp_path: Pa
     asyncio.run(_for_a_while(begun, seconds=1.5))
     assert 0 < standing(begun.storage).totals.done < 120
     newer = eagle3().write(tmp_path / "newer")
-    again = resume(spec.output, StartOptions(processes=1), lambda text: None, NewDraft(str(newer)))
-    finish(again)
+    with pytest.raises(PreflightRefused, match="hidden-size"):  # what was accepted was the older one's
+        resume(spec.output, StartOptions(processes=1), lambda text: None, NewDraft(str(newer)))
+    assert spec.speculation is not None
+    section = spec.speculation.model_copy(update={"draft": str(newer)})
+    finish(begin_run(spec.model_copy(update={"speculation": section})))
     drafts = [row["observed"]["draft"] for row in shard_table(tmp_path / "run").to_pylist()]
     assert set(drafts) == {str(tmp_path / "head"), str(newer)}
     assert resume(spec.output, StartOptions(processes=1), lambda text: None).record.spec.speculation is not None
