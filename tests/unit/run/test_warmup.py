@@ -189,7 +189,7 @@ def test_a_refused_row_among_greedy_ones_does_not_end_it_early() -> None:
 
 def test_a_mix_that_fell_out_all_greedy_comes_to_an_end() -> None:
     spec = speculation("eagle3", canary_rows=0, drafts=10**6)
-    made = engine(spec)
+    made = engine(spec, answer_tokens=20)
     run(made, spec, rows=ROWS[:3], prepare=prepare_greedy)
     assert sorted(prompt_of(request) for request, _ in made.asked) == [0, 1, 2]
 
