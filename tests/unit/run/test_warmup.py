@@ -175,6 +175,25 @@ def test_few_greedy_rows_are_enough_to_see_a_dead_head() -> None:
     assert judge(run(made, spec, rows=ROWS[:8], **GREEDY), spec).verdict is GateVerdict.DEAD
 
 
+def test_a_refused_row_among_greedy_ones_does_not_end_it_early() -> None:
+    async def prepare_some(row: PlannedRow) -> GenerationRequest:
+        if row.ordinal == 1:
+            raise RowRefused(Stage.RENDER, "template_error")
+        return await prepare_greedy(row)
+
+    spec = speculation("eagle3", canary_rows=0, max_tokens=30, drafts=10**6)
+    made = engine(spec, answer_tokens=1000)
+    run(made, spec, rows=ROWS[:3], prepare=prepare_some, temperature=0.0)
+    assert len(made.asked) == 2 * 4
+
+
+def test_a_mix_that_fell_out_all_greedy_comes_to_an_end() -> None:
+    spec = speculation("eagle3", canary_rows=0, drafts=10**6)
+    made = engine(spec, answer_tokens=20)
+    run(made, spec, rows=ROWS[:3], prepare=prepare_greedy)
+    assert sorted(prompt_of(request) for request, _ in made.asked) == [0, 1, 2]
+
+
 def test_of_a_mix_only_what_is_sampled_is_asked_again() -> None:
     async def prepare_mix(row: PlannedRow) -> GenerationRequest:
         return await (prepare_greedy(row) if row.ordinal % 2 else prepare(row))
