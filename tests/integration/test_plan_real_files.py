@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from regen.data.dry_render import before_first_slot
 from regen.data.plan import open_plan
 from regen.data.planning import build_plan
-from regen.data.rendering import first_prompt
 from regen.data.target import resolve_target
 from regen.data.template import load_template
 from regen.spec import parse_spec
@@ -111,7 +111,7 @@ def test_no_prompt_holds_a_printed_python_list(planned, toy):
     for rows in by_file.values():
         for row in rows:
             if row.refusal is None:
-                given = first_prompt(row.conversation).messages
+                given = before_first_slot(row.conversation)
                 messages = tuple({"role": message.role.value, "content": message.content} for message in given)
                 printed = template.decode(template.render(messages, None, None)).count("[{'")
                 assert printed == sum((message.content or "").count("[{'") for message in given)

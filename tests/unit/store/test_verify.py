@@ -404,19 +404,19 @@ def test_a_journal_file_cut_anywhere_is_found(folder: Folder, number: int) -> No
 
         assert journal_key(number) in {finding.where for finding in folder.verify().findings}, length
         with pytest.raises(JournalDamaged, match=rf"{number:08d}\.parquet"):
-            replay(folder.storage, PLAN_ROWS, folder.plan.refused())
+            replay(folder.storage, PLAN_ROWS, folder.plan.settled())
 
 
 @pytest.mark.parametrize("number", [2, FILES - 1])
 def test_any_altered_byte_of_a_journal_file_is_found(folder: Folder, number: int) -> None:
     key = journal_key(number)
-    data, expected = folder.storage.read(key), replay(folder.storage, PLAN_ROWS, folder.plan.refused())
+    data, expected = folder.storage.read(key), replay(folder.storage, PLAN_ROWS, folder.plan.settled())
     for position in _attempts(len(data), 50):
         folder.storage.replace(key, _flipped(data, position))
 
         assert key in {finding.where for finding in folder.verify().findings}, position
         with suppress(JournalDamaged):  # replay does not read everything, but what it says is right
-            assert replay(folder.storage, PLAN_ROWS, folder.plan.refused()) == expected, position
+            assert replay(folder.storage, PLAN_ROWS, folder.plan.settled()) == expected, position
 
 
 def test_any_altered_byte_of_a_shard_is_found(folder: Folder) -> None:
