@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from io import BufferedIOBase, BufferedReader, RawIOBase, TextIOWrapper
 from itertools import chain
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,9 +31,6 @@ from regen.data.raw import LoadError, RawRow
 from regen.data.table_row import table_row
 from regen.data.text import canonical_json
 from regen.errors import SourceError
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer as Buffer
 
 _BOM = b"\xef\xbb\xbf"
 _PARQUET_BATCH_ROWS = 256
@@ -336,7 +333,7 @@ class _Unpacked(RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, into: Buffer) -> int:
+    def readinto(self, into: Any) -> int:
         view = memoryview(into)
         try:
             data = self._stream.read(min(len(view), _UNPACK_BYTES))

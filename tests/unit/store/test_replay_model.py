@@ -10,7 +10,7 @@ from regen.rows import to_table
 from regen.store.journal import Journal
 from regen.store.replay import replay
 from tests.memory_storage import MemoryStorage
-from tests.output_rows import observed, observed_generation, output_row, source_of
+from tests.output_rows import observed, observed_generation, output_row
 from tests.unit.store.journals import claim_of
 
 PLAN_ROWS = 12

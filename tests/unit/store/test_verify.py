@@ -309,8 +309,8 @@ def _plan_damaged(folder: Folder) -> None:
 
 def _plan_with_other_refusals(folder: Folder) -> None:
     class Other(_ChangedPlan):
-        def refused(self) -> Iterator[tuple[int, str]]:
-            return iter([(3, "chat")])
+        def settled(self) -> Iterator[tuple[int, str, Status]]:
+            return iter([(3, "chat", Status.REJECTED)])
 
     folder.plan = Other(lambda rows: rows)
 
