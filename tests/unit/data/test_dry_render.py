@@ -68,11 +68,13 @@ def slots(*messages, tools=None):
 
 
 def test_templates_get_objects_where_storage_has_text():
-    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": [1, null]}'}}]
+    calls: list[dict[str, object]] = [
+        {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": [1, null]}'}}
+    ]
     message = Message(Role.ASSISTANT, None, "why", tool_calls_json=json.dumps(calls))
     result = Message(Role.TOOL, "42", tool_call_id="c", name="f")
     shown, answer = template_messages((message, result))
-    assert shown["tool_calls"][0]["function"]["arguments"] == {"x": [1, None]}
+    assert shown["tool_calls"] == [calls[0] | {"function": {"name": "f", "arguments": {"x": [1, None]}}}]
     assert (shown["content"], shown["reasoning_content"]) == ("", "why")
     assert answer == {"role": "tool", "content": "42", "tool_call_id": "c", "name": "f"}
     assert template_messages((USER,)) == ({"role": "user", "content": "ask"},)
