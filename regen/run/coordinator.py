@@ -367,10 +367,10 @@ class Coordinator:
         return run.warmup
 
     async def _spread_rows(self, run: _OpenRun, wanted: int) -> tuple[PlannedRow, ...]:
-        """Twice as many are looked at, since some are refused or pass through."""
+        """Twice as many are looked at, since some are settled by the plan."""
         step = max(1, run.plan.count // (2 * wanted))
         planned = await self._planned(run, range(0, run.plan.count, step)[: 2 * wanted])
-        usable = [row for row in planned if row.conversation is not None and row.refusal is None]
+        usable = [row for row in planned if row.settled is None]
         return tuple(usable[:: max(1, len(usable) // wanted)][:wanted])
 
     async def _write_down_exhausted(self, run: _OpenRun) -> None:
