@@ -7,9 +7,11 @@ message; anything else is a defect and shows its trace.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from regen.run.doctor import Report
+    from regen.run.doctor_spec import SpecReport
     from regen.run.look import Look
     from regen.run.session import Standing
     from regen.run.start import Begun
@@ -118,7 +121,10 @@ def preflight(spec: Spec, as_json: AsJson = False) -> None:
 
 @app.command()
 def doctor(
-    url: Annotated[str, typer.Argument(metavar="URL", help="A running vLLM or SGLang server: http://HOST:PORT.")],
+    subject: Annotated[
+        str,
+        typer.Argument(metavar="URL|SPEC", help="A running vLLM or SGLang server (http://HOST:PORT), or a spec file."),
+    ],
     model: Annotated[str | None, typer.Option(help="Which of its models; without, the first.")] = None,
     seconds: Annotated[float, typer.Option(min=5, max=3600, help="No more than this, all in all.")] = 120.0,
     concurrency: Annotated[int, typer.Option(min=1, max=256, help="Prompts at a time.")] = 8,
@@ -127,11 +133,21 @@ def doctor(
     api_key_env: Annotated[str | None, typer.Option(metavar="VAR", help="The variable that holds the key.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Whether speculation works at a running server, by raw counts; exit 3 when it does not."""
-    from regen.run.doctor import DoctorOptions, examine_server
+    """Whether speculation works at a running server, or in a spec's own engine, by raw counts; exit 3 if not.
 
-    options = DoctorOptions(model, seconds, concurrency, draft, api_key_env, _shares(expected))
-    report = examine_server(url, options, _say)
+    With a spec, only --seconds and --json count: the rest is what the spec says.
+    """
+    if "://" in subject:
+        from regen.run.doctor import DoctorOptions, examine_server
+
+        options = DoctorOptions(model, seconds, concurrency, draft, api_key_env, _shares(expected))
+        report: Report | SpecReport = examine_server(subject, options, _say)
+    else:
+        from regen.run.doctor_spec import examine_spec
+        from regen.spec import load_spec
+
+        with _engine_output_on_stderr(verbose=False):
+            report = examine_spec(load_spec(Path(subject)), seconds, _say)
     if as_json:
         print(json.dumps(report.to_json(), indent=1))
     else:
@@ -274,6 +290,50 @@ def seal(run: Run) -> None:
 
 
 @app.command()
+def report(run: Run, as_json: AsJson = False) -> None:
+    """How the draft was accepted: by source, turn, length and draft, and where it has most to gain."""
+    from regen.observe.acceptance_tables import report_tables
+    from regen.run.report import report as make_report
+    from regen.store.storage import open_storage
+
+    made = make_report(open_storage(run))
+    if as_json:
+        print(json.dumps(made.to_json(), indent=1))
+    else:
+        _console().print(report_tables(made))
+
+
+@app.command()
+def evaluate(
+    run: Run,
+    draft: Annotated[str, typer.Option(help="The head: a folder or a hub name.")],
+    method: Annotated[str, typer.Option(help="How it is run.")] = "eagle3",
+    num_tokens: Annotated[int | None, typer.Option(help="Draft tokens per step; by default the run's own.")] = None,
+    layer_convention: Annotated[str | None, typer.Option(help="As in a spec: input or output.")] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Rows of each source.")] = 64,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Try another head on rows of a run, beside what was recorded; exit 3 when it is refused or dead."""
+    from regen.observe.acceptance_tables import evaluation_table
+    from regen.run.evaluate import evaluate as make_evaluation
+    from regen.store.storage import open_storage
+
+    asked = {"method": method, "num_tokens": num_tokens, "layer_convention": layer_convention}
+    options = {name: value for name, value in asked.items() if value is not None}
+    with _engine_output_on_stderr(verbose):
+        made = make_evaluation(open_storage(run), draft, options, rows, _say)
+    if as_json:
+        print(json.dumps(made.to_json(), indent=1))
+    else:
+        _console().print(evaluation_table(made.title, made.sources, made.total))
+    for line in made.remarks():
+        _say(line)
+    if made.exit_code is not ExitCode.OK:
+        raise typer.Exit(made.exit_code)
+
+
+@app.command()
 def submit(
     spec: Spec,
     address: Annotated[str | None, typer.Option(help="The cluster's job server, http://HOST:8265.")] = None,
@@ -364,15 +424,15 @@ def _print_look(seen: Look) -> None:
         console.print(totals_table(seen.planned, seen.totals))
 
 
-def _print_report(report: Report) -> None:
+def _print_report(report: Report | SpecReport) -> None:
     from regen.observe.tables import acceptance_table, facts_table, findings_table
 
     console = _console()
-    console.print(facts_table("Server", report.facts()))
+    console.print(facts_table("Examined", report.facts()))
     if rows := report.counts():
         console.print(acceptance_table("Raw counts", rows))
-    if report.diagnosis.findings:
-        console.print(findings_table(report.diagnosis.findings, "Findings"))
+    if findings := report.all_findings():
+        console.print(findings_table(findings, "Findings"))
     console.print(facts_table("Verdict", report.conclusion()))
 
 
@@ -387,6 +447,21 @@ def _shares(text: str | None) -> tuple[float, ...] | None:
     if not shares or not all(0 <= share <= 1 for share in shares):
         raise typer.BadParameter(f"--expected {text!r}: shares between 0 and 1 are wanted, like 0.53,0.21,0.07")
     return shares
+
+
+@contextmanager
+def _engine_output_on_stderr(verbose: bool) -> Iterator[None]:
+    """An engine in this process writes its log to the standard output, where a reader of JSON has no use for it."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if verbose else "ERROR")
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _say(text: str) -> None:

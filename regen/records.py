@@ -517,13 +517,14 @@ class SpeculationStatus:
     """What is known of speculation now: by replica slot the arm of its engine and the latest verdict on it.
 
     `phase` is `off`, `configured` (as the spec has it), `calibrating` or `decided`; `decisions` are sentences for
-    people, the newest last.
+    people, the newest last. `cells` say how drafts fare by source, prompt length and position (speculative/guard.py).
     """
 
     phase: str = "off"
     arms: Mapping[int, str] = field(default_factory=dict)
     verdicts: Mapping[int, str] = field(default_factory=dict)
     decisions: tuple[str, ...] = ()
+    cells: tuple[Mapping[str, object], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from regen.spec import CalibrationSpec, SpeculationSpec
 from regen.speculative.calibration import Arm, Calibration, Measured, Window, arms
 
-WINDOW = 2.0
+WINDOW = 4.0
 EAGLE = SpeculationSpec(method="eagle3", draft="draft", num_tokens=3)
 
 
@@ -58,7 +58,7 @@ class SimulatedRun:
     is_required: bool = False
     speeds: Sequence[float] | None = None
     drift: Callable[[float], float] = lambda now: 1.0
-    burst: float = 0.03
+    burst: float = 0.02
     start_seconds: float = 40.0
     drain_seconds: float = 20.0
     ramp_seconds: float = 6.0

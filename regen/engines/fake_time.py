@@ -138,8 +138,6 @@ class StepLoop:
                 in_a_row = 0
             in_a_row += 1
             self._step(depth, at)
-            if not self.running and self.waiting:
-                self._admit(at)
             if not self.running:
                 await asyncio.sleep(0)  # whoever has just got an answer may have the next request at hand
 
@@ -188,7 +186,6 @@ class StepLoop:
 
     def _remove(self, one: Decoding) -> None:
         if one in self.running:
-            self.running.remove(one)
-            self._admit(asyncio.get_running_loop().time())
+            self.running.remove(one)  # the next step fills the place
         elif one in self.waiting:
             self.waiting.remove(one)

@@ -23,11 +23,9 @@ def expand(
     output: Any, values: Any, cu_num_tokens: Any, replace_from: float, replace_to: float, max_num_tokens: object = None
 ) -> None:
     """Write `values[i]` to `output[cu[i - 1]:cu[i]]`, `replace_from` as `replace_to`; what the Triton kernel does."""
-    import torch
-
-    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
-    spread = torch.where(values == replace_from, torch.full_like(values, replace_to), values)
-    output.copy_(torch.repeat_interleave(spread, counts.to(torch.int64)))
+    counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
+    spread = values.masked_fill(values == replace_from, replace_to)
+    output.copy_(spread.repeat_interleave(counts.long()))
 
 
 def _register() -> None:

@@ -280,7 +280,8 @@ class Coordinator:
     def _look_after_speculation(self, run: _OpenRun, now: float) -> None:
         """What was decided goes into the journal; a failure ends the run, and so does the end of `regen calibrate`."""
         run.pace.add(Sample(now, self._sampled_tokens(), self._session_rows))
-        run.speculation.tick(now, run.pace.progress(run.schedule.left).rough_seconds_left)
+        row_seconds = run.schedule.in_flight * (now - self._opened_at) / max(1, self._session_rows)
+        run.speculation.tick(now, run.pace.progress(run.schedule.left).rough_seconds_left, row_seconds)
         run.publisher.note(run.speculation.unwritten(_time_of_day()))
         error = run.speculation.error
         if self._drain_until is None and (error is not None or run.speculation.has_what_it_came_for):

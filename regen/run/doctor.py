@@ -30,6 +30,7 @@ from regen.speculative.doctor.counts import count
 from regen.speculative.doctor.diagnosis import Diagnosis, Verdict, diagnose
 from regen.speculative.doctor.draft_files import DraftFiles, method_of, read_draft_files
 from regen.speculative.doctor.visit import LEAST_DRAFTS, Expected, Visit
+from regen.speculative.evidence import Finding
 
 TEMPERATURES = (0.0, 1.0)
 CAP_TOKENS = 128
@@ -112,6 +113,10 @@ class Report:
             *((f"temperature {value:g}", seen) for value, seen in counted.by_temperature.items()),
             *((f"rank {rank}", seen) for rank, seen in ranks),
         ]
+
+    def all_findings(self) -> tuple[Finding, ...]:
+        """What its settings and the draft's files have shown."""
+        return tuple(self.diagnosis.findings)
 
     def conclusion(self) -> list[tuple[str, str]]:
         """The verdict, why, and likely causes."""

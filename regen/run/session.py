@@ -128,6 +128,7 @@ def _session(last: CoordinatorStatus) -> dict[str, Any]:
         "output_tokens": last.session_output_tokens,
         "sampled_tokens": last.session_sampled_tokens,
         **_generation_times(last.replicas),
+        "acceptance": [dict(cell) for cell in last.speculation.cells],
     }
 
 

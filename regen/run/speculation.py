@@ -13,6 +13,7 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from regen.errors import SpeculationFailed
 from regen.records import (
@@ -36,6 +37,18 @@ from regen.store.control import ArmMeasured, DecidedBy, Record, SpeculationDecid
 _SHOWN_DECISIONS = 20
 # An engine's slots count as full from this share on: between two steps one sequence may have gone.
 _FULL_SHARE = 0.95
+# An engine that goes on in spite of a bad verdict is looked at again so often.
+_ASK_AGAIN_SECONDS = 60.0
+_BAD = tuple(verdict.value for verdict in GuardVerdict if verdict.is_bad)
+
+
+@dataclass(frozen=True, slots=True)
+class _Doubt:
+    """A bad verdict on an engine that goes on all the same. `is_told`: it is in the journal."""
+
+    change: ReplicaVerdict
+    asked_at: float
+    is_told: bool
 
 
 @dataclass(slots=True)
@@ -70,7 +83,10 @@ class SpeculationControl:
         self._unwritten: list[Record] = []
         self._shown: deque[str] = deque(maxlen=_SHOWN_DECISIONS)
         self._seconds_left: float | None = None
-        self._measured_rates: dict[str, float] = {}
+        self._row_seconds = 0.0
+        self._doubtful: dict[int, _Doubt] = {}
+        self._rates: dict[str, float] = {}  # by arm, as calibration has measured them
+        self._accept_lengths: dict[str, float] = {}
         self._error: SpeculationFailed | None = None
         self._is_decided = False
         self._guard: Guard | None = None
@@ -126,6 +142,7 @@ class SpeculationControl:
             arms={slot: engine.arm for slot, engine in self._engines.items()},
             verdicts={slot: engine.verdict for slot, engine in self._engines.items()},
             decisions=tuple(self._shown),
+            cells=tuple(asdict(cell) for cell in self._guard.cells()) if self._guard else (),
         )
 
     # --- events ------------------------------------------------------------------------------------
@@ -135,6 +152,7 @@ class SpeculationControl:
         engine = self._engines.get(worker.slot)
         if engine is None or engine.worker != worker:
             engine = self._engines[worker.slot] = _Engine(worker, stats.arm, stats)
+            self._doubtful.pop(worker.slot, None)
         before, engine.stats = engine.stats, stats
         if stats.state in (ReplicaState.WARMING, ReplicaState.RUNNING) and not engine.is_started:
             engine.is_started = True
@@ -162,9 +180,13 @@ class SpeculationControl:
             self._calibration.engine_failed(worker.slot, engine.arm)
             self._say(f"replica {worker.slot}: an engine with the setting {engine.arm} has died: it is left out")
 
-    def tick(self, now: float, seconds_left: float | None) -> None:
-        """Decide what is due. `seconds_left`: until the run's end at the present rate, None as long as nobody knows."""
-        self._seconds_left = seconds_left
+    def tick(self, now: float, seconds_left: float | None, row_seconds: float = 0.0) -> None:
+        """Decide what is due.
+
+        `seconds_left`: until the run's end at the present rate, None as long as nobody knows; `row_seconds`: how long a
+        row takes, and so a drain.
+        """
+        self._seconds_left, self._row_seconds = seconds_left, row_seconds
         if self._error is None and self._spec.speculation is not None:
             self._calibrate()
             self._guard_replicas(now)
@@ -243,8 +265,12 @@ class SpeculationControl:
             self._say(f"calibration: {choice.reason}")
             return
         evidence = json.dumps([asdict(result) for result in choice.table])
-        self._measured_rates = {result.arm: result.tokens_per_second for result in choice.table}
+        self._take_evidence(json.loads(evidence))
         self._decide(DecidedBy.CALIBRATION, None, self._choice, "measured", choice.reason, evidence)
+
+    def _take_evidence(self, table: list[dict[str, Any]]) -> None:
+        self._rates = {row["arm"]: row["tokens_per_second"] for row in table}
+        self._accept_lengths = {row["arm"]: row["accept_length"] for row in table if row["accept_length"]}
 
     def _measured_record(self, measured: Measured) -> ArmMeasured:
         speculation = next((arm.speculation for arm in self._arms() if arm.name == measured.arm), None)
@@ -259,59 +285,72 @@ class SpeculationControl:
         if not engine.is_guarded:
             engine.is_guarded = True
             warmup = stats.warmup.acceptance if stats.warmup else None
-            self._guard.engine_started(slot, now, self._speculation_of(engine) is not None, warmup)
+            speculation = self._speculation_of(engine)
+            self._guard.engine_started(slot, now, speculation is not None, warmup, speculation)
         self._guard.counters(slot, now, stats.counters.output_tokens, stats.counters.acceptance)
 
     def _guard_replicas(self, now: float) -> None:
+        """What has changed is acted on; what stays bad is asked again now and then whether it has come to pay."""
         if self._guard is None:
             return
         for change in self._guard.changes(now):
+            self._doubtful.pop(change.slot, None)
             engine = self._engines.get(change.slot)
             if engine is not None and engine.arm != OFF and not engine.is_replaced:
-                self._act_on(change, engine)
+                self._act_on(change, engine, now)
+        for slot, doubt in list(self._doubtful.items()):
+            if self._calibration is None and (engine := self._engines.get(slot)) is not None:
+                self._look_again(doubt, engine, now)
 
-    def _act_on(self, change: ReplicaVerdict, engine: _Engine) -> None:
+    def _look_again(self, doubt: _Doubt, engine: _Engine, now: float) -> None:
+        if not doubt.is_told:
+            self._act_on(doubt.change, engine, now)
+        elif now - doubt.asked_at >= _ASK_AGAIN_SECONDS:
+            self._switch_off_if_it_pays(doubt.change, now, is_asked_again=True)
+
+    def _act_on(self, change: ReplicaVerdict, engine: _Engine, now: float) -> None:
         configured = self._spec.speculation
         assert configured is not None, "without speculation there is no guard"
-        is_bad = change.verdict in (GuardVerdict.COLLAPSED, GuardVerdict.DECAYED, GuardVerdict.ABSENT)
-        was_bad = engine.verdict in (GuardVerdict.COLLAPSED, GuardVerdict.DECAYED, GuardVerdict.ABSENT)
-        engine.verdict = change.verdict.value
-        told = f"replica {change.slot}: {change.found}"
-        if not is_bad:
+        self._doubtful.pop(change.slot, None)
+        was_bad, engine.verdict = engine.verdict in _BAD, change.verdict.value
+        if not change.verdict.is_bad:
             if was_bad:
-                self._decide(DecidedBy.GUARD, change.slot, self.assignment(change.slot), change.verdict, told)
-            return
-        if self._calibration is not None:
-            return  # what is compared is judged by its speed
-        if configured.guard == "fail":
-            self._decide(DecidedBy.GUARD, change.slot, self.assignment(change.slot), change.verdict, told)
-            self._fail(f"{told}. speculation.guard is fail; disable and warn go on.")
+                self._decide_on(change, _told(change))
+        elif self._calibration is not None:  # what is compared is judged by its speed; and then by this
+            self._doubtful[change.slot] = _Doubt(change, now, is_told=False)
         elif configured.guard == "disable":
-            self._switch_off_if_it_pays(change, told)
+            self._switch_off_if_it_pays(change, now)
         else:
-            self._decide(DecidedBy.GUARD, change.slot, self.assignment(change.slot), change.verdict, told)
+            self._decide_on(change, _told(change))
+            if configured.guard == "fail":
+                self._fail(f"{_told(change)}. speculation.guard is fail; disable and warn go on.")
 
-    def _switch_off_if_it_pays(self, change: ReplicaVerdict, told: str) -> None:
-        engine = self._engines[change.slot]
+    def _switch_off_if_it_pays(self, change: ReplicaVerdict, now: float, is_asked_again: bool = False) -> None:
+        """A decision is written down the first time, and when it changes."""
+        engine = self._engines.get(change.slot)
+        if engine is None or engine.is_replaced:
+            self._doubtful.pop(change.slot, None)
+            return
         payoff = disabling_pays(
             seconds_left=self._seconds_left,
             replicas=self._spec.engine.replicas,
             start_seconds=engine.stats.started_seconds,
-            drain_seconds=0.0,
-            rate_on=self._measured_rates.get(engine.arm),
-            rate_off=self._measured_rates.get(OFF),
-            accept_length_now=_useful_length(change),
-            accept_length_then=self._accept_length_then(engine),
+            drain_seconds=self._row_seconds,
+            rate_on=self._rates.get(engine.arm),
+            rate_off=self._rates.get(OFF),
+            accept_length_now=change.accept_length,
+            accept_length_then=self._accept_lengths.get(engine.arm) or change.reference_length,
         )
         if payoff.pays:
             self._switched_off.add(change.slot)
-        self._decide(
-            DecidedBy.GUARD, change.slot, self.assignment(change.slot), change.verdict, f"{told}; {payoff.reason}"
-        )
+            self._doubtful.pop(change.slot, None)
+        else:
+            self._doubtful[change.slot] = _Doubt(change, now, is_told=True)
+        if payoff.pays or not is_asked_again:
+            self._decide_on(change, f"{_told(change)}; {payoff.reason}")
 
-    def _accept_length_then(self, engine: _Engine) -> float | None:
-        warmup = engine.stats.warmup
-        return warmup.acceptance.accept_length if warmup and warmup.acceptance else None
+    def _decide_on(self, change: ReplicaVerdict, reason: str) -> None:
+        self._decide(DecidedBy.GUARD, change.slot, self.assignment(change.slot), change.verdict, reason)
 
     # --- what was decided before -------------------------------------------------------------------
 
@@ -322,7 +361,7 @@ class SpeculationControl:
         for record in decided:
             if record.by is DecidedBy.CALIBRATION and self._purpose is not Purpose.CALIBRATE_AGAIN:
                 self._choice = Assignment(record.arm, _speculation(record.speculation))
-                self._measured_rates = {row["arm"]: row["tokens_per_second"] for row in json.loads(record.evidence)}
+                self._take_evidence(json.loads(record.evidence))
                 self._is_decided = True
             elif record.session == self._session and record.slot is not None and record.arm == OFF:
                 self._switched_off.add(record.slot)
@@ -440,9 +479,8 @@ def _is_full(counters: EngineCounters, slots: int) -> bool:
     return counters.waiting > 0 or counters.running >= math.floor(slots * _FULL_SHARE)
 
 
-def _useful_length(change: ReplicaVerdict) -> float:
-    """What is not counted is not believed: without counters a draft is taken for a useless one."""
-    return 1.0 if change.verdict is GuardVerdict.ABSENT else change.accept_length or 1.0
+def _told(change: ReplicaVerdict) -> str:
+    return f"replica {change.slot}: {change.found}"
 
 
 def _after(policy: str, engine: _Engine, configured: SpeculationSpec) -> Assignment:

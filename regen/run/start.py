@@ -208,11 +208,33 @@ def _setup(
         drift=drift_record(session, accepted, record, storage),
         claim_seen=claim_seen,
     )
+    return worker_setup(run, target)
+
+
+def aside_setup(record: RunRecord, target: Target, run_url: str, session: str) -> WorkerSetup:
+    """For an engine beside any run (`regen evaluate`, `regen doctor`): it takes no part in one and claims nothing."""
+    run = RunSetup(
+        spec=record.spec,
+        run_url=run_url,
+        session=session,
+        fingerprint=record.fingerprint,
+        host=socket.gethostname(),
+        boot_id=machine_identity(),
+        driver_pid=os.getpid(),
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        take_over=False,
+        temperature=highest_temperature(record),
+    )
+    return worker_setup(run, target)
+
+
+def worker_setup(run: RunSetup, target: Target) -> WorkerSetup:
+    """What the first worker of this session is made with; others differ in their slot only."""
     is_local = Path(target.model).expanduser().is_dir()
     return WorkerSetup(
         run=run,
         worker=WorkerId(0, 0),
-        assignment=Assignment(CONFIGURED if record.spec.speculation else OFF, record.spec.speculation),
+        assignment=Assignment(CONFIGURED if run.spec.speculation else OFF, run.spec.speculation),
         model_folder=target.folder,
         model=str(target.folder) if is_local else target.model,
         model_revision=None if is_local else target.commit,

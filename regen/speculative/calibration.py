@@ -23,7 +23,7 @@ from regen.speculative.stretch import LEAST_PARTS, PARTS, Measured, Stretch, Win
 __all__ = ["CONFIGURED", "OFF", "Arm", "ArmResult", "Calibration", "Choice", "Measured", "Window", "arms"]
 
 # A stretch whose rate is not known well enough goes on for up to so many times its planned length.
-LONGEST_STRETCH = 4
+LONGEST_STRETCH = 6
 # Where differences stay unclear, every arm is measured at most so often.
 MOST_VISITS = 4
 # A replica whose slots are not full for so many windows' lengths shows nothing.
@@ -94,6 +94,8 @@ class Calibration:
         self._ready: set[int] = set()
         self._waiting: dict[int, float] = {}
         self._leaving: dict[int, float] = {}
+        self._most_starts = spec.max_engine_starts
+        self._order: list[str] = [CONFIGURED, OFF]
         self._order, self._slots, self._bystanders = self._fit_budget()
         if self._slots:
             self._judge()
@@ -178,6 +180,8 @@ class Calibration:
             if self._planned_starts(order, others) <= self._spec.max_engine_starts:
                 return order, slots, others
         if self._planned_starts(known, 0) <= self._spec.max_engine_starts:
+            # So many replicas cannot all be moved within the bound: the least is spent, and they come on top.
+            self._most_starts = self._planned_starts(known, 0)
             return known, self._taking_part(known), 0
         self._leave_undecided(
             f"calibration.max_engine_starts is {self._spec.max_engine_starts}, and comparing two settings may take"
@@ -230,8 +234,10 @@ class Calibration:
         self._ready.add(window.slot)
         if not self._ready.issuperset(self._assignment):
             return  # engines that start beside it may take from what it runs on
-        self._stretches[window.slot].add(window)
-        if all(self._is_long_enough(stretch) for stretch in self._stretches.values()) and self._is_exact_enough():
+        stretch = self._stretches[window.slot]
+        # Whoever looks at noise often enough finds something in it: not at every part.
+        is_time_to_look = stretch.add(window) and len(stretch.rates) % LEAST_PARTS == 0
+        if is_time_to_look and all(map(self._is_long_enough, self._stretches.values())) and self._is_exact_enough():
             ended = self._current()
             self._measured += ended
             self._unsaid += ended
@@ -271,8 +277,7 @@ class Calibration:
             seen = self._seen()
             slower = [arm for arm in seen if any(self._is_better(comparison, other, arm) for other in seen)]
             self._out.update(dict.fromkeys(slower, "clearly slower"))
-        alive = self._alive()
-        if not alive or (len(alive) == 1 and not self._is_seen(alive[0])):
+        if len(self._alive()) <= 1 and self._failed.issuperset(self._out):
             self._end_with_the_rest()
         elif comparison is not None and (preferred := self._preferred(self._measured)) is not None:
             self._choose(preferred, comparison)
@@ -285,12 +290,12 @@ class Calibration:
         stage = layout.next_stage(history, alive, self._slots)
         last_moves = layout.last_moves(stage, alive, self._bystanders, self._default())
         needed = self._starts + layout.moves([self._last], stage) + last_moves
-        if needed <= self._spec.max_engine_starts and min(map(self._visits, alive)) < MOST_VISITS:
+        if needed <= self._most_starts and min(map(self._visits, alive)) < MOST_VISITS:
             self._begin_stage(stage)
         elif comparison is not None and layout.is_balanced(history, alive, self._slots):
             self._choose(self._least_risky(comparison), comparison, "it did not become clear which is faster; ")
         else:
-            self._leave_undecided(f"the {self._spec.max_engine_starts} engine starts of calibration are used up")
+            self._leave_undecided(f"the {self._most_starts} engine starts of calibration are used up")
 
     def _visits(self, arm: str) -> int:
         return len({one.stage for one in self._measured if one.arm == arm})
@@ -337,7 +342,7 @@ class Calibration:
         gain = self._spec.min_gain
         if OFF in alive:
             difference = comparison.difference(best, OFF)
-            if difference.gain < gain or difference.low <= -gain:
+            if difference.gain < gain / 2 or difference.low <= -gain / 2:
                 return OFF
         speculating = [arm for arm in alive if arm != OFF]
         return next(arm for arm in speculating if comparison.difference(best, arm).gain < gain)

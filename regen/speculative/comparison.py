@@ -15,8 +15,8 @@ from itertools import accumulate
 
 from regen.speculative.stretch import Measured
 
-# Half an interval, in standard errors: 99 %.
-Z = 2.6
+# Half an interval, in standard errors. Wide, since it is looked at again and again until something is clear.
+Z = 3.0
 # Standard deviations, as shares: how replicas differ, how all of them together change from stage to stage, how one
 # replica drifts per stage, and how two stretches of one setting differ though each is steady.
 _REPLICA, _STAGE, _DRIFT, _AGAIN = 0.1, 0.1, 0.05, 0.002

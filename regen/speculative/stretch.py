@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, stdev
+from itertools import pairwise
+from statistics import fmean
 
 # A stretch is cut into so many parts while it has its planned length, and needs so many to be judged.
 PARTS = 12
 LEAST_PARTS = 6
 # Longer stretches have longer parts, not ever more: what follows one another closely is alike.
 _MOST_PARTS = 24
+_MOST_ALIKE = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +68,20 @@ class Measured:
 
 
 def noise(rates: Sequence[float]) -> float:
-    """Standard error of the mean of `rates` as a share of it, widened for how few they are (Student's t)."""
+    """Standard error of the mean of `rates` as a share of it.
+
+    Widened for how few they are (Student's t), and where neighbours are alike: then they say less than they count.
+    """
     while len(rates) >= _MOST_PARTS:
         rates = [fmean(pair) for pair in zip(rates[::2], rates[1::2], strict=False)]
     count = len(rates)
     if count < 4 or not (mean := fmean(rates)):
         return 1.0
-    return stdev(rates) / mean * math.sqrt((count - 1) / (count * (count - 3)))
+    off_mean = [rate - mean for rate in rates]
+    squares = math.fsum(value * value for value in off_mean)
+    alike = math.fsum(value * following for value, following in pairwise(off_mean)) / squares if squares else 0.0
+    alike = min(max(0.0, alike), _MOST_ALIKE)
+    return math.sqrt(squares / (count * (count - 3)) * (1 + alike) / (1 - alike)) / mean
 
 
 @dataclass(slots=True)
@@ -92,7 +101,8 @@ class Stretch:
     _open_seconds: float = 0.0
     _open_tokens: int = 0
 
-    def add(self, window: Window) -> None:
+    def add(self, window: Window) -> bool:
+        """Whether a part is complete with it."""
         self.seconds += window.seconds
         self.output_tokens += window.output_tokens
         self.drafts += window.drafts
@@ -102,9 +112,11 @@ class Stretch:
         self.preemptions += window.preemptions
         self._open_seconds += window.seconds
         self._open_tokens += window.output_tokens
-        if self._open_seconds >= self.part_seconds:
-            self.rates.append(self._open_tokens / self._open_seconds)
-            self._open_seconds, self._open_tokens = 0.0, 0
+        if self._open_seconds < self.part_seconds:
+            return False
+        self.rates.append(self._open_tokens / self._open_seconds)
+        self._open_seconds, self._open_tokens = 0.0, 0
+        return True
 
     def measured(self, slot: int, arm: str, stage: int) -> Measured:
         """As it stands now."""

@@ -11,7 +11,9 @@ import pytest
 
 from regen.records import Acceptance, CanaryMiss, WarmupReport
 from regen.spec import SpeculationSpec
-from regen.speculative.gate import GateResult, GateVerdict, could_tell_more, judge
+from regen.speculative.evidence import Severity
+from regen.speculative.gate import DOUBTS, GateResult, GateVerdict, could_tell_more, judge
+from regen.speculative.preflight import CHECKS
 
 GSM8K, MT_BENCH = [0.53, 0.21, 0.07], [0.32, 0.04, 0.01]  # measured: one trained head on two sets of rows
 FOUNDING_FAULT = [0.041, 0.002, 0.0]  # an EAGLE-3 head run as `eagle`: accept length 1.04
@@ -107,6 +109,23 @@ def test_answers_that_the_target_would_not_give_are_garbage_before_anything_else
     assert "1 of 8" in result.found
     assert miss.row_id in result.found
     assert "9.5" in result.found
+
+
+def test_a_draft_that_preflight_refused_has_to_show_that_it_is_whole() -> None:
+    """The founding fault, forced past preflight: on some rows its accept length is 1.13, which alone is not dead."""
+    forced = speculation("eagle", accept=["method-mismatch"])
+    founding, whole = report(counted(1926, (220, 35, 4))), report(counted(1926, (617, 77, 20)))
+    result = judge(founding, forced)
+    assert result.verdict is GateVerdict.OFF_PROFILE
+    assert "method-mismatch" in result.found
+    assert "EAGLE-3" in result.causes[0]
+    assert verdict(whole, forced) is GateVerdict.HEALTHY
+    assert verdict(founding, speculation("eagle", accept=["lossy-verification"])) is GateVerdict.HEALTHY
+
+
+def test_what_is_doubted_are_codes_that_preflight_refuses_by() -> None:
+    refusing = {check.code for check in CHECKS if check.severity is Severity.REFUSE}
+    assert refusing >= DOUBTS
 
 
 # --- healthy ones --------------------------------------------------------------------------------

@@ -298,6 +298,15 @@ def test_a_counter_that_vanishes_or_falls_is_absent_whatever_the_method(
     assert ("it stood at 2,000" if after is None else "fell from 2,000 to 3") in fleet.verdict().found
 
 
+def test_what_is_counted_after_a_fall_is_counted() -> None:
+    fleet = Fleet(LOOKUP)
+    fleet.rows(0, 20, of(GOOD))
+    fleet.totals[0] = Acceptance()
+    fleet.count(0, 1, Acceptance())
+    fleet.count(0, 600, of((10, 0, 0), 1500))
+    assert fleet.verdict().accept_length == pytest.approx(1 + (2 * 500 * 0.81 + 1500 * 0.1) / 2500)
+
+
 def test_absent_is_lifted_when_drafts_are_counted_again_for_a_while() -> None:
     fleet = Fleet()
     fleet.rows(0, 20, of(GOOD))
@@ -321,10 +330,18 @@ def test_a_new_engine_begins_anew() -> None:
     assert fleet.is_(GuardVerdict.HEALTHY)
 
 
-def test_an_engine_that_started_again_in_silence_is_not_absent() -> None:
+def test_a_new_engine_is_unknown_since_it_started() -> None:
     fleet = Fleet()
-    fleet.rows(0, 20, of(GOOD))
+    fleet.now = 50.0
+    fleet.start(0)
+    assert fleet.verdict().since == 50.0
+
+
+def test_an_engine_that_started_again_in_silence_begins_anew() -> None:
+    fleet = collapsed()
     fleet.tokens[0], fleet.totals[0] = 0, Acceptance()
+    fleet.rows(0, 1, of(GOOD))
+    assert fleet.is_(GuardVerdict.UNKNOWN)
     fleet.rows(0, 20, of(GOOD))
     assert fleet.is_(GuardVerdict.HEALTHY)
 
@@ -401,10 +418,22 @@ def test_a_decay_is_lifted_when_it_is_over() -> None:
 def test_what_a_bad_replica_shows_teaches_nothing() -> None:
     fleet = Fleet(replicas=2)
     fleet.rows(0, 100, of(DEAD), source="new")
-    fleet.rows(0, 5000, of(DEAD), source="math")
+    fleet.rows(0, 1500, of(DEAD, 180))
     fleet.rows(1, 200, of((48, 18, 6)), of((58, 24, 8)))
     fleet.rows(1, 200, of((30, 12, 4)))
     assert fleet.is_(GuardVerdict.DECAYED, 1)
+
+
+def test_a_bad_replica_is_no_example_for_the_others() -> None:
+    """One is dead, one good, one a third below it from the start."""
+    fleet = Fleet(replicas=3)
+    fleet.rows(0, 100, of(DEAD), source="new")
+    for _ in range(300):
+        fleet.rows(0, 1, of(DEAD, 180))
+        fleet.rows(1, 1, of((53, 21, 7)))
+        fleet.rows(2, 1, of((37, 14, 5)))
+    verdicts = [verdict.verdict for verdict in fleet.guard.verdicts(fleet.now)]
+    assert verdicts == [GuardVerdict.COLLAPSED, GuardVerdict.HEALTHY, GuardVerdict.DECAYED]
 
 
 def test_an_engine_started_again_is_held_against_what_the_rows_had_shown() -> None:
@@ -458,9 +487,10 @@ def test_engines_with_other_settings_are_not_compared() -> None:
     fleet = Fleet(replicas=2)
     shallow = HEAD.model_copy(update={"num_tokens": 1})
     fleet.guard.engine_started(1, 0.0, True, None, shallow)
-    for _ in range(1000):
-        fleet.rows(0, 1, of((48, 18, 6)), source="math")
-        fleet.rows(1, 1, of((48,)), source="math")
+    for source in ("a", "b", "c", "d"):
+        fleet.rows(0, 200, of((48, 18, 6)), source=source)
+    for source in ("a", "b", "c", "d"):
+        fleet.rows(1, 60, of((48,)), source=source)
     assert [verdict.verdict for verdict in fleet.guard.verdicts(fleet.now)] == [GuardVerdict.HEALTHY] * 2
 
 
@@ -488,7 +518,8 @@ def test_far_below_the_warm_up_is_decay_before_rows_are_known() -> None:
 def test_rows_alone_can_make_half_of_the_warm_up() -> None:
     fleet = Fleet()
     fleet.start(0, warmup=of(GOOD, 1000))
-    fleet.rows(0, 2000, of((29, 3, 1)), of((35, 5, 1)))
+    for index in range(2000):
+        fleet.rows(0, 1, of((25, 3, 1)), source=f"s{index % 60}")
     assert fleet.is_(GuardVerdict.HEALTHY)
 
 
@@ -582,6 +613,33 @@ def test_a_cell_that_has_decayed_says_so_and_the_others_do_not() -> None:
     fleet.rows(0, 600, of((20, 3, 1), 110), source="chat")
     assert fleet.cell("source", "chat").verdict is GuardVerdict.DECAYED
     assert fleet.cell("source", "math").verdict is GuardVerdict.HEALTHY
+
+
+def test_a_cell_that_lost_a_little_has_not_decayed() -> None:
+    fleet = settled()
+    fleet.rows(0, 600, of((48, 18, 6)))
+    assert fleet.cell("source", "math").verdict is GuardVerdict.HEALTHY
+
+
+def test_a_cell_that_chance_can_explain_has_not_decayed() -> None:
+    """Rows that are drafted wholly or not at all: 12 of 32 instead of half."""
+    fleet = Fleet()
+    fleet.rows(0, 600, of((0,), 200), of((100,), 200))
+    fleet.start(0)
+    fleet.rows(0, 12, of((100,), 200))
+    fleet.rows(0, 20, of((0,), 200))
+    cell = fleet.cell("source", "math")
+    assert cell.recent == pytest.approx(1.375)
+    assert cell.reference == pytest.approx(1.5)
+    assert cell.verdict is GuardVerdict.HEALTHY
+
+
+def test_cells_are_of_the_configured_speculation() -> None:
+    fleet = settled(replicas=2)
+    fleet.start(1)
+    fleet.guard.engine_started(1, fleet.now, True, None, HEAD.model_copy(update={"num_tokens": 1}))
+    fleet.rows(1, 400, of((20,)), source="other arm")
+    assert {cell.value for cell in fleet.guard.cells() if cell.axis == "source"} == {"math", "chat"}
 
 
 def test_a_cell_of_few_rows_is_unknown() -> None:
