@@ -205,7 +205,7 @@ class Coordinator:
         storage = self._storage = open_storage(self._setup.run_url)
         plan = await self._patience(lambda: open_plan(storage))
         journal = Journal(storage, self._setup.session, plan.count)
-        replayed = await self._patience(lambda: journal.replay(plan.refused()))
+        replayed = await self._patience(lambda: journal.replay(plan.settled()))
         is_restart = replayed.newest_claim is not None and replayed.newest_claim.session == self._setup.session
         self._refuse_newcomer(replayed, is_restart)
         take = journal.resume_own if is_restart else journal.claim
@@ -369,10 +369,10 @@ class Coordinator:
         return run.warmup
 
     async def _spread_rows(self, run: _OpenRun, wanted: int) -> tuple[PlannedRow, ...]:
-        """Twice as many are looked at, since some are refused or pass through."""
+        """Twice as many are looked at, since some are settled by the plan."""
         step = max(1, run.plan.count // (2 * wanted))
         planned = await self._planned(run, range(0, run.plan.count, step)[: 2 * wanted])
-        usable = [row for row in planned if row.conversation is not None and row.refusal is None]
+        usable = [row for row in planned if row.settled is None]
         return tuple(usable[:: max(1, len(usable) // wanted)][:wanted])
 
     async def _write_down_exhausted(self, run: _OpenRun) -> None:
