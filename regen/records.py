@@ -234,6 +234,15 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
+class SampledTurn:
+    """What is compared with text: the ids of one generation, and those that would have ended it."""
+
+    prompt_token_ids: tuple[int, ...]
+    completion_token_ids: tuple[int, ...]
+    stop_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ObservedGeneration:
     """What was seen while one generation was made; never part of a digest or comparison."""
 

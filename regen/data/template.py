@@ -64,6 +64,21 @@ class TokenizerTemplate:
         self, messages: tuple[Mapping[str, object], ...], tools_json: str | None, kwargs_json: str | None
     ) -> tuple[int, ...]:
         """Prompt ids for the next assistant turn. The row's kwargs win over the spec's. Raises RowRefused."""
+        return self._applied(messages, tools_json, kwargs_json, asks=True)
+
+    def render_whole(
+        self, messages: tuple[Mapping[str, object], ...], tools_json: str | None, kwargs_json: str | None
+    ) -> tuple[int, ...]:
+        """Ids of a conversation that is over, as trainers render it: no prompt for another turn. Raises RowRefused."""
+        return self._applied(messages, tools_json, kwargs_json, asks=False)
+
+    def _applied(
+        self,
+        messages: tuple[Mapping[str, object], ...],
+        tools_json: str | None,
+        kwargs_json: str | None,
+        asks: bool,
+    ) -> tuple[int, ...]:
         _check_content(messages)
         kwargs = self._kwargs | _row_kwargs(kwargs_json)
         tools = None if tools_json is None else json.loads(tools_json)
@@ -72,7 +87,7 @@ class TokenizerTemplate:
                 made = self._tokenizer.apply_chat_template(
                     [dict(message) for message in messages],
                     tools=tools,
-                    add_generation_prompt=True,
+                    add_generation_prompt=asks,
                     tokenize=True,
                     return_dict=True,
                     **kwargs,
@@ -91,6 +106,17 @@ class TokenizerTemplate:
         with self._turn:
             text = self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text)
+
+    def text_with_special_tokens(self, token_ids: tuple[int, ...]) -> str:
+        """Every id as text, end-of-turn and other control tokens too."""
+        with self._turn:
+            return str(self._tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False))
+
+    def reencoded(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """The ids that the text of these ids (special tokens included) is encoded to: often others than these."""
+        text = self.text_with_special_tokens(token_ids)
+        with self._turn:
+            return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
 
 def load_template(folder: Path, trust_remote_code: bool, template_kwargs: Mapping[str, object]) -> TokenizerTemplate:

@@ -104,11 +104,12 @@ class RowsFile:
             read = self._file.read(columns=None if columns is None else list(columns))
             return read.replace_schema_metadata(None)
 
-    def groups(self) -> Iterator[pa.Table]:
-        """One row group after the other: a bounded part in memory."""
+    def groups(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """One row group after the other, or some top-level columns of it: a bounded part in memory."""
         for index in range(self._file.num_row_groups):
             with naming_damage(self.where):
-                group = self._file.read_row_group(index).replace_schema_metadata(None)
+                group = self._file.read_row_group(index, columns=None if columns is None else list(columns))
+                group = group.replace_schema_metadata(None)
             yield group
 
 

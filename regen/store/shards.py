@@ -22,7 +22,7 @@ from regen.errors import JournalDamaged, StoreUnavailable, UserError
 from regen.ordinals import OrdinalSet
 from regen.protocols import Plan, Storage
 from regen.records import Message, Observed, OutputRow, PlannedRow, Role, Status
-from regen.rows import SCHEMA, to_table
+from regen.rows import to_table
 from regen.store.files import JournalFiles
 from regen.store.layout import shard_key
 from regen.store.parquet import ROW_GROUP_BYTES, RowsFile, content_digest, integers, naming_damage, texts, write_rows
@@ -71,6 +71,24 @@ def seal(
             if progress is not None:
                 progress(sealed, len(shards))
     return shards
+
+
+def committed(
+    storage: Storage, plan: Plan, rows_per_shard: int, columns: Sequence[str] | None = None
+) -> Iterator[pa.Table]:
+    """Every row that has an outcome, in order of ordinals, in tables of about `ROW_GROUP_BYTES` at most.
+
+    Read from the shard where it is sealed as the journal has it, from the journal otherwise; rows that are not done yet
+    are not there. `columns` must hold `ordinal`. Raises JournalDamaged, StoreUnavailable, StoreRefused.
+    """
+    sealer = _Sealer(storage, plan, rows_per_shard, session="", fingerprint="")
+    complete = set(sealer.complete_ranges(complete_only=True))
+    for shard_range in shard_ranges(plan.count, rows_per_shard):
+        shard = sealer.described(shard_range) if shard_range in complete else None
+        if shard is not None and sealer.is_sealed(shard):
+            yield from sealer.sealed_groups(shard, columns)
+        else:
+            yield from sealer.journal_groups(shard_range, columns)
 
 
 def refused_row(row: PlannedRow, session: str, fingerprint: str) -> OutputRow:
@@ -157,6 +175,19 @@ class _Sealer:
         except (KeyError, JournalDamaged):
             return False
 
+    def sealed_groups(self, shard: Shard, columns: Sequence[str] | None) -> Iterator[pa.Table]:
+        """The rows of a shard that is there."""
+        with self._storage.open(shard.key) as source:
+            yield from RowsFile(source, shard.key).groups(columns)
+
+    def journal_groups(self, shard_range: Range, columns: Sequence[str] | None) -> Iterator[pa.Table]:
+        """The rows of a range that are done, as a shard would hold them."""
+        parts = self._parts_of(shard_range)
+        tables = [_chosen(self._files.read_table(number, columns), rows) for number, rows in parts.items()]
+        refused = self._refused_table(shard_range)
+        tables.append(refused if columns is None else refused.select(columns))
+        yield from in_row_groups([table for table in tables if len(table)])
+
     def batches(self, shards: Sequence[Shard]) -> Iterator[list[Shard]]:
         """Consecutive shards that are made together, so that a journal file is not read anew for each."""
         batch: list[Shard] = []
@@ -202,10 +233,17 @@ class _Sealer:
         """The ordinals that each journal file contributes, ascending."""
         parts: dict[int, list[int]] = {}
         for shard in shards:
-            for ordinal in range(shard.first, shard.last + 1):
-                number = self._winners.number_of(ordinal)
-                if number is not None:
-                    parts.setdefault(number, []).append(ordinal)
+            for number, ordinals in self._parts_of((shard.first, shard.last)).items():
+                parts.setdefault(number, []).extend(ordinals)
+        return parts
+
+    def _parts_of(self, shard_range: Range) -> dict[int, list[int]]:
+        first, last = shard_range
+        parts: dict[int, list[int]] = {}
+        for ordinal in range(first, last + 1):
+            number = self._winners.number_of(ordinal)
+            if number is not None:
+                parts.setdefault(number, []).append(ordinal)
         return parts
 
     def _refused_table(self, shard_range: Range) -> pa.Table:
@@ -249,7 +287,7 @@ def _windows(sizes: list[tuple[int, int]], limit_bytes: int) -> Iterator[tuple[i
 
 def _window(tables: Sequence[pa.Table], first: int, last: int) -> pa.Table:
     pieces = [_between(table, first, last) for table in tables]
-    return pa.concat_tables([SCHEMA.empty_table(), *pieces]).combine_chunks().sort_by("ordinal")
+    return pa.concat_tables(pieces).combine_chunks().sort_by("ordinal")
 
 
 def _between(table: pa.Table, first: int, last: int) -> pa.Table:
