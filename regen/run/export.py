@@ -152,10 +152,10 @@ class _Text:
         tools_json: str | None,
         kwargs_json: str | None,
     ) -> str | None:
-        """See `store.export.format.TextCheck`. Readers that look for turns in text are fooled by text that holds one."""
-        if (markers := self.markers) is not None and len(markers.before.strip()) > 1:
-            if any(markers.before.strip() in str(message["content"]) for message in messages):
-                return TURN_MARKER_IN_TEXT
+        """See `store.export.format.TextCheck`. A reader that looks for turns in text is fooled by text that holds one."""
+        marker = self.markers.before.strip() if self.markers else ""
+        if len(marker) > 1 and any(marker in str(message["content"]) for message in messages):
+            return TURN_MARKER_IN_TEXT
         found = text_mismatch(self._template, messages, turns, tools_json, kwargs_json)
         return None if found is None else found.value
 

@@ -63,9 +63,9 @@ def _is_read_whole(messages: Sequence[Message]) -> bool:
 
 
 _GUIDE = """\
-`data.train_data_path`: SpecForge reads one file, so put these one behind another. It renders conversations with the target's own
-template and finds the answers by a template of its own registry. This one gives the ids of the run, with the loss on
-exactly the sampled tokens:
+`data.train_data_path`: SpecForge reads one file, so put these one behind another. It renders conversations with the
+target's own template and finds the answers by a template of its own registry. This one gives the ids of the run, with
+the loss on exactly the sampled tokens:
 
 ```python
 from specforge.data.template import TEMPLATE_REGISTRY, ChatTemplate
