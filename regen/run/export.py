@@ -152,7 +152,7 @@ class _Text:
         tools_json: str | None,
         kwargs_json: str | None,
     ) -> str | None:
-        """See `store.export.format.TextCheck`. A reader that looks for turns in text is fooled by text that holds one."""
+        """See `store.export.format.TextCheck`. Text with a turn's beginning in it fools readers that look for that."""
         marker = self.markers.before.strip() if self.markers else ""
         if len(marker) > 1 and any(marker in str(message["content"]) for message in messages):
             return TURN_MARKER_IN_TEXT
