@@ -214,7 +214,7 @@ def export(
     to: Annotated[
         str, typer.Option("--to", help="speculators, specforge, specforge-ids, automodel, messages or sharegpt.")
     ],
-    out: Annotated[Path, typer.Option("--out", help="The folder to make.")],
+    out: Annotated[str, typer.Option("--out", help="The folder to make.")],
     include: Annotated[str, typer.Option(help="Further statuses, by commas: truncated, degenerate, partial.")] = "",
     split: Annotated[str, typer.Option(help="train, eval or all.")] = "train",
     rows_per_file: Annotated[int, typer.Option(help="Records in each file.")] = 10_000,

@@ -50,7 +50,7 @@ class ExportOptions:
     """
 
     format: str
-    out: Path
+    out: str
     statuses: frozenset[Status] = frozenset()
     split: str = TRAIN
     records_per_file: int = RECORDS_PER_FILE
@@ -120,7 +120,8 @@ def export(run_url: str, options: ExportOptions, say: Say) -> Exported:
     if text is not None and not options.allow_extra_loss:
         _refuse_extra_loss(format_, text.markers)
     fields = fields_of(source.storage, source.plan, source.rows_per_shard) if format_.reads_text else Fields()
-    with ExportFolder(options.out, format_.suffix, fields, options.records_per_file, options.overwrite) as folder:
+    out = Path(options.out).expanduser()
+    with ExportFolder(out, format_.suffix, fields, options.records_per_file, options.overwrite) as folder:
         rows = finished_rows(source.storage, source.plan, source.rows_per_shard)
         tally = write_records(rows, selection, format_, fields, text.mismatch if text else None, folder)
         _refuse_nothing(format_, tally)
@@ -128,7 +129,7 @@ def export(run_url: str, options: ExportOptions, say: Say) -> Exported:
         written = card(facts, format_, selection, tally, folder.files, fields, _markers(text))
         folder.publish(written, manifest(facts, format_, selection, tally, folder.files))
     _warn(format_, tally, say)
-    return Exported(options.out, tuple(folder.files), tally)
+    return Exported(out, tuple(folder.files), tally)
 
 
 class _Text:
@@ -168,7 +169,7 @@ def _asked_for(options: ExportOptions) -> tuple[Format, Selection]:
         raise SpecError(f"--split {options.split}: is none of {', '.join(SPLITS)}")
     if options.records_per_file < 1:
         raise SpecError(f"--rows-per-file {options.records_per_file}: must be at least 1")
-    if "://" in str(options.out):
+    if "://" in options.out:
         raise SpecError(f"--out {options.out}: only a local folder, in this version")
     if without := sorted(options.statuses & WITHOUT_ANSWERS):
         raise SpecError(f"--include {without[0]}: such rows have no answer to export")

@@ -49,7 +49,7 @@ def finished_run(folder: Path, template: str) -> Path:
 
 def exported(finished: Path, tmp_path: Path, format_: str, **options: Any) -> Path:
     out = tmp_path / format_
-    export(str(finished / "run"), ExportOptions(format_, out, **options), say=lambda text: None)
+    export(str(finished / "run"), ExportOptions(format_, str(out), **options), say=lambda text: None)
     return out
 
 
