@@ -17,6 +17,7 @@
     |   |-- EngineStartFailed    bounded restarts, then the run ends          exit 8
     |   |-- EngineDied                                                        exit 8
     |   `-- EngineStalled                                                     exit 8
+    |-- SpeculationFailed    nobody: measured not to work, and the spec says `fail`  exit 11
     `-- RowError             only that row is concerned
         |-- RowRefused           nobody: the row can never be sent, it is `rejected`
         `-- RowFailed            the schedule, until `limits.attempts` are used up
@@ -43,6 +44,7 @@ class ExitCode(IntEnum):
     ENGINE = 8
     DRAINED = 9
     COMPLETED_WITH_REJECTS = 10
+    SPECULATION = 11
 
 
 class RegenError(Exception):
@@ -131,6 +133,12 @@ class EngineDied(EngineError):
 
 class EngineStalled(EngineError):
     """Work was assigned and no token came for `engine.stall_timeout_seconds`."""
+
+
+class SpeculationFailed(RegenError):
+    """Speculation was measured not to work, or not to be measurable, where the spec asks to stop then."""
+
+    exit_code = ExitCode.SPECULATION
 
 
 class RowError(RegenError):

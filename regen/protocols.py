@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from regen.records import Completion, EngineCounters, EngineInfo, GenerationRequest, PlannedRow
+from regen.records import Completion, EngineCounters, EngineInfo, GenerationRequest, PlannedRow, TokenScore
 
 
 class Engine(Protocol):
@@ -28,6 +28,13 @@ class Engine(Protocol):
         end-of-turn id included.
 
         Raises RowRefused (never send this again), RowFailed (another attempt may succeed), EngineDied.
+        """
+        ...
+
+    async def score(self, prompt_token_ids: tuple[int, ...], token_ids: tuple[int, ...]) -> tuple[TokenScore, ...]:
+        """How the target itself, without speculation, rates `token_ids` after this prompt: one score per token.
+
+        Read from a single pass over the whole text, in which nothing is drafted. Raises as `generate` does.
         """
         ...
 

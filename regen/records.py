@@ -210,6 +210,49 @@ class EngineCounters:
     acceptance: Acceptance | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """One token as the target itself rates it without speculation: natural log probabilities at its place.
+
+    `best_token_id` is what greedy sampling would have taken there; the two log probabilities are equal for that token.
+    """
+
+    token_id: int
+    logprob: float
+    best_token_id: int
+    best_logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryMiss:
+    """Where a greedy answer under speculation left what the target itself would have said, beyond the margin.
+
+    `position` counts sampled tokens from 0; `margin` is how far below the target's best, in nats.
+    """
+
+    row_id: str
+    position: int
+    margin: float
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupReport:
+    """What one engine's warm-up has shown, before any row was leased to it.
+
+    `acceptance` is what the engine counted over all of the warm-up less what degenerate answers account for; None where
+    it counted nothing at all although tokens were decoded. `canary_misses` are of the `canary_answers` greedy answers
+    that were compared.
+    """
+
+    seconds: float
+    answers: int
+    degenerate: int
+    output_tokens: int
+    acceptance: Acceptance | None
+    canary_answers: int = 0
+    canary_misses: tuple[CanaryMiss, ...] = ()
+
+
 # --- output rows ---------------------------------------------------------------------------------
 
 
@@ -292,6 +335,7 @@ class OutputRow:
 
 class ReplicaState(StrEnum):
     STARTING = "starting"
+    WARMING = "warming"  # the engine is up and shows whether its speculation works; no row is leased to it yet
     RUNNING = "running"
     DRAINING = "draining"
     STOPPED = "stopped"
@@ -303,6 +347,7 @@ class Command(StrEnum):
     WAIT = "wait"  # nothing is decided yet: ask again
     WORK = "work"
     DRAIN = "drain"  # finish what runs, take nothing new
+    REPLACE = "replace"  # finish what runs, take nothing new, leave when all is committed: another engine comes
     STOP = "stop"  # drop what runs and leave
 
 
@@ -344,7 +389,12 @@ class FailedAttempt:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStats:
-    """What a worker says of itself with each exchange."""
+    """What a worker says of itself with each exchange.
+
+    `counted_at` is when the counters were read, in seconds on the worker's own monotonic clock; `arm` names the
+    speculation that this engine was started with, `started_seconds` how long it took to load; `warmup` is None until
+    the warm-up has ended.
+    """
 
     state: ReplicaState
     slots: int
@@ -352,6 +402,10 @@ class ReplicaStats:
     loop_lag_seconds: float
     counters: EngineCounters
     engine: str = ""
+    arm: str = ""
+    counted_at: float = 0.0
+    started_seconds: float = 0.0
+    warmup: WarmupReport | None = None
     first_request_at: float | None = None  # epoch seconds on the worker's clock
     last_completion_at: float | None = None
 
@@ -377,12 +431,24 @@ class ExchangeRequest:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeReply:
-    """`settled` ordinals need not be held any more; `resend` are finished rows that the coordinator does not have."""
+    """`settled` ordinals need not be held any more; `resend` are finished rows that the coordinator does not have.
+
+    `warmup` are rows to warm up with, only for a worker that asked (it is `warming` and has not reported): they are not
+    leased, and nothing of them is kept.
+    """
 
     command: Command
     settled: tuple[int, ...] = ()
     resend: tuple[int, ...] = ()
     leases: tuple[Lease, ...] = ()
+    warmup: tuple[PlannedRow, ...] = ()
+
+
+class Left(StrEnum):
+    """Why a worker has ended by itself."""
+
+    STOPPED = "stopped"
+    REPLACED = "replaced"  # the next engine of this slot is wanted
 
 
 # --- totals --------------------------------------------------------------------------------------
@@ -420,6 +486,8 @@ class CoordinatorStatus:
 
     `incarnation` differs after every restart of the coordinator; `commits` counts journal files and never falls;
     `hung` are slots whose process says nothing any more; `store_error` is set while the store is away.
+    `session_sampled_tokens` are what engines have sampled since they started: more than what was received of this
+    session's rows where work was lost or dropped.
     """
 
     incarnation: str
@@ -431,6 +499,7 @@ class CoordinatorStatus:
     commits: int
     replicas: Mapping[int, ReplicaStats]
     session_output_tokens: int
+    session_sampled_tokens: int
     session_rows: int
     session_seconds: float
     hung: tuple[int, ...] = ()

@@ -185,6 +185,36 @@ class ExpectedAcceptance(_Strict):
     tolerance: Share = Field(0.3, description="How far below is still as promised, as a share.")
 
 
+class WarmupSpec(_Strict):
+    """How an engine shows that its speculation works, before rows are leased to it."""
+
+    rows: int = Field(
+        64, ge=1, description="Rows of the plan to warm up with, spread over it. Nothing of them is kept."
+    )
+    max_tokens: int = Field(64, ge=1, description="Cap per warm-up answer.")
+    drafts: int = Field(500, ge=1, description="Verification steps that a verdict needs.")
+    seconds: float = Field(180, gt=0, description="Without a verdict by then the engine goes on as undecided.")
+    canary_rows: int = Field(
+        8, ge=0, description="Greedy answers compared with what the target says without speculation."
+    )
+    canary_margin: float = Field(
+        1.0, gt=0, description="How far below the target's best a token may be, in nats: kernels round differently."
+    )
+
+
+class CalibrationSpec(_Strict):
+    """How it is measured whether speculation pays."""
+
+    max_engine_starts: int = Field(6, ge=1, description="Engine starts that deciding may cost, over all replicas.")
+    window_seconds: float = Field(60, gt=0, description="How long an engine is measured before it swaps.")
+    arms: int = Field(
+        4, ge=2, description="How many settings are compared: off, the configured one, then a small grid."
+    )
+    min_gain: float = Field(
+        0.02, ge=0, le=1, description="A setting must be so much faster than off; else it is a tie."
+    )
+
+
 class SpeculationSpec(_Strict):
     """Speculative decoding. Leave the whole section out to run without: a first-class way to run."""
 
@@ -208,6 +238,8 @@ class SpeculationSpec(_Strict):
     accept: list[str] = Field(
         default_factory=list, description="Codes of preflight findings to go on with, although they refuse."
     )
+    warmup: WarmupSpec = Field(WarmupSpec(), description="How the gate measures.")
+    calibration: CalibrationSpec = Field(CalibrationSpec(), description="How calibration measures.")
 
     @property
     def draft_name(self) -> str:

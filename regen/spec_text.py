@@ -65,10 +65,17 @@ def _source(given: dict[str, object]) -> str:
 
 
 def _field(name: str, info: FieldInfo, given: dict[str, object], indent: str) -> str:
+    if isinstance(info.default, BaseModel):
+        return _subsection(name, info, info.default, indent)
     comment = _comment(info)
     if name in given:
         return _with_comment(f"{indent}{name}: {_text(given[name])}", comment)
     return _with_comment(f"{indent}# {name}: {_text(_default(info))}", comment)
+
+
+def _subsection(name: str, info: FieldInfo, default: BaseModel, indent: str) -> str:
+    fields = [_field(key, inner, {}, indent + "  ") for key, inner in type(default).model_fields.items()]
+    return "\n".join([_with_comment(f"{indent}# {name}:", info.description or ""), *fields])
 
 
 def _comment(info: FieldInfo) -> str:

@@ -22,11 +22,14 @@ from regen.records import (
     FinishReason,
     GenerationRequest,
     Stage,
+    TokenScore,
     WorkerId,
 )
 from regen.spec import FakeEngineSpec, FakeFault, SpeculationSpec
 
 PROGRESS_TOKENS = 64
+# How the fake model rates a token that is not its greedy one, in nats.
+UNLIKELY = -10.0
 
 
 class FakeEngine:
@@ -71,6 +74,18 @@ class FakeEngine:
         finally:
             work.cancel()
             death.cancel()
+
+    async def score(self, prompt_token_ids: tuple[int, ...], token_ids: tuple[int, ...]) -> tuple[TokenScore, ...]:
+        """The fake model is sure of its greedy answer: any other token is far below it."""
+        if self._dead.is_set():
+            raise EngineDied("the fake engine is dead")
+        draw = _greedy_draw(prompt_token_ids)
+        self._length(draw)  # an answer's length is drawn before its words
+        best_ids = self._words(draw, len(token_ids))
+        return tuple(
+            TokenScore(token, 0.0 if token in (best, self._spec.end_token_id) else UNLIKELY, best, 0.0)
+            for token, best in zip(token_ids, best_ids, strict=True)
+        )
 
     def counters(self) -> EngineCounters:
         return self._counters
@@ -141,6 +156,8 @@ class FakeEngine:
         return True
 
     def _draw(self, request: GenerationRequest) -> random.Random:
+        if request.sampling.temperature == 0:
+            return _greedy_draw(request.prompt_token_ids)
         if request.seed is None:
             return random.Random()
         text = f"{request.seed}|{request.sampling.temperature}|{','.join(map(str, request.prompt_token_ids))}"
@@ -148,14 +165,20 @@ class FakeEngine:
 
     def _answer(self, request: GenerationRequest, draw: random.Random) -> tuple[tuple[int, ...], FinishReason]:
         """An answer of lognormal length, the closing id included, cut at the cap."""
-        length = max(1, round(self._spec.answer_tokens * math.exp(self._spec.answer_spread * draw.gauss(0, 1))))
-        first, last = self._spec.vocabulary
-        words = [draw.randint(first, last) for _ in range(min(length, request.cap))]
+        length = self._length(draw)
+        words = list(self._words(draw, min(length, request.cap)))
         if self._strike("garbage"):
-            words = [first] * len(words)
+            words = [self._spec.vocabulary[0]] * len(words)
         if length >= request.cap:
             return tuple(words), FinishReason.LENGTH
         return (*words, self._spec.end_token_id), FinishReason.STOP
+
+    def _words(self, draw: random.Random, count: int) -> tuple[int, ...]:
+        first, last = self._spec.vocabulary
+        return tuple(draw.randint(first, last) for _ in range(count))
+
+    def _length(self, draw: random.Random) -> int:
+        return max(1, round(self._spec.answer_tokens * math.exp(self._spec.answer_spread * draw.gauss(0, 1))))
 
     def _speculate(self, tokens: int, draw: random.Random) -> tuple[int, Acceptance | None]:
         """(decoding steps, counters) for so many tokens: one token a step without speculation."""
@@ -192,3 +215,8 @@ class FakeEngine:
             waiting=self._counters.waiting + waiting,
             kv_usage=min(1.0, (self._counters.running + running) / self._spec.slots),
         )
+
+
+def _greedy_draw(prompt_token_ids: tuple[int, ...]) -> random.Random:
+    """Greedy answers follow from the prompt alone, whatever the seed."""
+    return random.Random(hashlib.blake2b(f"greedy|{','.join(map(str, prompt_token_ids))}".encode("ascii")).digest())

@@ -11,7 +11,8 @@ Built on vLLM 0.32: its stat logger interface is not stable, see `_Totals`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from regen.records import (
     FinishReason,
     GenerationRequest,
     Stage,
+    TokenScore,
 )
 from regen.spec import SpeculationSpec, VllmEngineSpec
 
@@ -72,27 +74,46 @@ class VllmEngine:
         return self._info()
 
     async def generate(self, request: GenerationRequest, on_tokens: Callable[[int], None]) -> Completion:
+        token_ids: list[int] = []
+
+        def take(new: Sequence[int]) -> None:
+            token_ids.extend(new)
+            on_tokens(len(new))
+
+        last = await self._last_output(
+            list(request.prompt_token_ids), _sampling_params(request), request.request_id, take
+        )
+        return _completion(last, token_ids)
+
+    async def _last_output(
+        self, prompt: list[int], parameters: Any, request_id: str, take: Callable[[Sequence[int]], None]
+    ) -> Any:
+        """One request to its end; `take` gets new ids as they come. vLLM's errors become ours."""
         from vllm.exceptions import VLLMClientError
         from vllm.inputs.engine import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        token_ids: list[int] = []
         last: Any = None
         try:
-            stream = self._llm.generate(
-                tokens_input(list(request.prompt_token_ids)), _sampling_params(request), request.request_id
-            )
-            async for last in stream:
-                new = last.outputs[0].token_ids
-                token_ids.extend(new)
-                on_tokens(len(new))
+            async for last in self._llm.generate(tokens_input(prompt), parameters, request_id):
+                take(last.outputs[0].token_ids)
         except EngineDeadError as error:
             raise EngineDied(f"vLLM's engine process is gone: {error}") from error
         except VLLMClientError as error:
             raise RowRefused(Stage.GENERATE, "engine_refused", str(error)) from error
         except Exception as error:
             raise RowFailed("engine_error", f"{type(error).__name__}: {error}") from error
-        return _completion(last, token_ids)
+        return last
+
+    async def score(self, prompt_token_ids: tuple[int, ...], token_ids: tuple[int, ...]) -> tuple[TokenScore, ...]:
+        """From one prefill over prompt and tokens, whose log probabilities vLLM gives; nothing is drafted in it."""
+        from vllm import SamplingParams
+
+        whole = [*prompt_token_ids, *token_ids]
+        parameters = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1, detokenize=False)
+        last = await self._last_output(whole, parameters, f"score-{time.monotonic_ns()}", lambda count: None)
+        places = last.prompt_logprobs[len(prompt_token_ids) :]
+        return tuple(_token_score(token_id, rated) for token_id, rated in zip(token_ids, places, strict=True))
 
     def counters(self) -> EngineCounters:
         counters = self._totals.counters
@@ -277,6 +298,12 @@ def _completion(last: Any, token_ids: list[int]) -> Completion:
         first_token_seconds=max(0.0, times.first_token_ts - times.scheduled_ts),
         decode_seconds=max(0.0, times.last_token_ts - times.first_token_ts),
     )
+
+
+def _token_score(token_id: int, rated: Any) -> TokenScore:
+    """From vLLM's answer for one prompt position: the token that stands there and the likeliest one, by id."""
+    best_id = max(rated, key=lambda candidate: rated[candidate].logprob)
+    return TokenScore(token_id, rated[token_id].logprob, best_id, rated[best_id].logprob)
 
 
 def _acceptance(metrics: Any) -> Acceptance | None:

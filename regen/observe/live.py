@@ -57,7 +57,7 @@ class ProgressLine(AbstractContextManager["ProgressLine"]):
         if status.incarnation != self._incarnation:
             self._incarnation, self._pace = status.incarnation, Pace()  # its counts begin anew
         if status.phase in (Phase.RUNNING, Phase.DRAINING):
-            self._pace.add(Sample(now, _tokens_made(status), status.session_rows))
+            self._pace.add(Sample(now, status.session_sampled_tokens, status.session_rows))
         line = self._line(status)
         if status.metrics_url is not None and self._metrics_url is None:
             self._metrics_url = status.metrics_url
@@ -109,8 +109,3 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours}h{minutes:02d}m"
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
-
-
-def _tokens_made(status: CoordinatorStatus) -> int:
-    """What the engines have sampled, running rows included: a rate over finished rows would come in bursts."""
-    return sum(stats.counters.output_tokens for stats in status.replicas.values())

@@ -18,7 +18,7 @@ import traceback
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -101,6 +101,8 @@ class Coordinator:
         self._opened_at = time.monotonic()
         self._replicas = dict.fromkeys(range(setup.spec.engine.replicas), _unheard(setup.spec.engine.slots))
         self._exhausted: list[tuple[Exhausted, WorkerId]] = []
+        self._heard: dict[int, WorkerId] = {}
+        self._sampled_before = 0
         self._session_rows = 0
         self._session_output_tokens = 0
         self._last_beat_at = float("-inf")
@@ -122,7 +124,7 @@ class Coordinator:
         orders = run.schedule.report(_report(request, table), time.monotonic(), self._may_lease(run))
         if orders.superseded:
             return ExchangeReply(Command.STOP)
-        self._replicas[request.worker.slot] = request.stats
+        self._hear(request)
         if table is not None:
             self._take_in(run, table, orders.accepted)
         self._exhausted.extend((exhausted, request.worker) for exhausted in orders.exhausted)
@@ -144,7 +146,7 @@ class Coordinator:
 
     async def worker_gone(self, worker: WorkerId) -> None:
         """The driver saw this incarnation end."""
-        self._replicas[worker.slot] = _unheard(self._spec.engine.slots, ReplicaState.STOPPED)
+        self._replicas[worker.slot] = _gone(self._replicas[worker.slot])
         if self._run is not None:
             self._run.schedule.worker_gone(worker)
 
@@ -281,6 +283,13 @@ class Coordinator:
 
     # --- rows ------------------------------------------------------------------------------------
 
+    def _hear(self, request: ExchangeRequest) -> None:
+        """What a replica says of itself. A newer incarnation counts from zero: what the one before has made is kept."""
+        slot, before = request.worker.slot, self._heard.get(request.worker.slot)
+        if before is not None and before != request.worker:
+            self._sampled_before += self._replicas[slot].counters.output_tokens
+        self._heard[slot], self._replicas[slot] = request.worker, request.stats
+
     def _take_in(self, run: _OpenRun, table: pa.Table, accepted: frozenset[int]) -> None:
         kept = [index for index, ordinal in enumerate(ordinals(table)) if ordinal in accepted]
         if kept:
@@ -333,6 +342,8 @@ class Coordinator:
             replicas=dict(self._replicas),
             hung=run.schedule.hung(time.monotonic()) if run else (),
             session_output_tokens=self._session_output_tokens,
+            session_sampled_tokens=self._sampled_before
+            + sum(stats.counters.output_tokens for stats in self._replicas.values()),
             session_rows=self._session_rows,
             session_seconds=time.monotonic() - self._opened_at,
             metrics_url=self._endpoint.url if self._endpoint else None,
@@ -404,9 +415,15 @@ def _report(request: ExchangeRequest, table: pa.Table | None) -> Report:
     )
 
 
-def _unheard(slots: int, state: ReplicaState = ReplicaState.STARTING) -> ReplicaStats:
-    """A replica that says nothing, yet or any more: it is shown from the first moment, with zeros."""
-    return ReplicaStats(state, slots, 0, 0.0, EngineCounters())
+def _unheard(slots: int) -> ReplicaStats:
+    """A replica that has said nothing yet: it is shown from the first moment, with zeros."""
+    return ReplicaStats(ReplicaState.STARTING, slots, 0, 0.0, EngineCounters())
+
+
+def _gone(last: ReplicaStats) -> ReplicaStats:
+    """A replica that has ended: what its engine has made stays counted, what it is doing does not."""
+    counters = replace(last.counters, running=0, waiting=0, kv_usage=0.0)
+    return replace(last, state=ReplicaState.STOPPED, running_rows=0, loop_lag_seconds=0.0, counters=counters)
 
 
 def _completion_tokens(table: pa.Table) -> int:

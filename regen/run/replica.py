@@ -18,9 +18,9 @@ from regen.spec import FakeEngineSpec, SpeculationSpec
 
 def build_engine(setup: WorkerSetup) -> Engine:
     """The engine of `engine.kind`, not started. A new kind is one more branch here and one file in engines/."""
-    spec = setup.run.spec
+    spec, speculation = setup.run.spec, setup.assignment.speculation
     if isinstance(spec.engine, FakeEngineSpec):
-        return FakeEngine(spec.engine, spec.speculation, setup.worker)
+        return FakeEngine(spec.engine, speculation, setup.worker)
     from regen.engines.vllm import VllmEngine  # vLLM is not installed where only planning is done
 
     return VllmEngine(
@@ -28,8 +28,8 @@ def build_engine(setup: WorkerSetup) -> Engine:
         revision=setup.model_revision,
         trust_remote_code=spec.target.trust_remote_code,
         spec=spec.engine,
-        speculation=spec.speculation,
-        draft_folder=_draft_folder(spec.speculation, setup),
+        speculation=speculation,
+        draft_folder=_draft_folder(speculation, setup),
     )
 
 

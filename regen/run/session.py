@@ -105,8 +105,7 @@ def _session(last: CoordinatorStatus) -> dict[str, Any]:
         "seconds": last.session_seconds,
         "rows": last.session_rows,
         "output_tokens": last.session_output_tokens,
-        # What the engines have sampled since they started: more than the above where work was lost or dropped.
-        "sampled_tokens": sum(stats.counters.output_tokens for stats in last.replicas.values()),
+        "sampled_tokens": last.session_sampled_tokens,
         **_generation_times(last.replicas),
     }
 

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from regen.records import WorkerId
-from regen.spec import RunSpec
+from regen.spec import RunSpec, SpeculationSpec
 from regen.store.control import DriftAccepted
+
+# Names of arms: without speculation, and as the spec has it.
+OFF, CONFIGURED = "off", "configured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +36,20 @@ class RunSetup:
 
 
 @dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a slot's next engine is started with. `arm` names it: `off`, `configured`, or a setting of calibration."""
+
+    arm: str
+    speculation: SpeculationSpec | None
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """One incarnation of one replica slot."""
+    """One incarnation of one replica slot. `assignment` may differ from what the spec says: it is what was decided."""
 
     run: RunSetup
     worker: WorkerId
+    assignment: Assignment
     model_folder: Path
     model: str
     model_revision: str | None

@@ -30,7 +30,7 @@ from regen.run.drift import Drift, accepted_drift, drift_record, refuse_after_dr
 from regen.run.held import refuse_if_held
 from regen.run.preflight import examine, examine_lengths, require_healthy
 from regen.run.record import RunRecord, make_record, read_record, require_record, write_record
-from regen.run.setup import RunSetup, WorkerSetup
+from regen.run.setup import CONFIGURED, OFF, Assignment, RunSetup, WorkerSetup
 from regen.spec import RunSpec, not_acted_on
 from regen.store.machine import machine_identity
 from regen.store.storage import LocalStorage, open_storage
@@ -205,6 +205,7 @@ def _setup(
     return WorkerSetup(
         run=run,
         worker=WorkerId(0, 0),
+        assignment=Assignment(CONFIGURED if record.spec.speculation else OFF, record.spec.speculation),
         model_folder=target.folder,
         model=str(target.folder) if is_local else target.model,
         model_revision=None if is_local else target.commit,

@@ -75,7 +75,71 @@ class RowAttempts:
     kind: Literal["row_attempts"] = "row_attempts"
 
 
-Record = Claim | Released | DriftAccepted | RowAttempts
+class DecidedBy(StrEnum):
+    """Who decided about speculation."""
+
+    GATE = "gate"
+    CALIBRATION = "calibration"
+    GUARD = "guard"
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True)
+class SpeculationConfigured:
+    """From here on the user wants this: `speculation` is the spec's section as JSON text, None for off."""
+
+    session: str
+    speculation: str | None
+    kind: Literal["speculation_configured"] = "speculation_configured"
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True)
+class SpeculationDecided:
+    """With what engines are started from here on.
+
+    `slot` None: all of them. `speculation` is a spec's section as JSON text, None for off; `subject` is the digest of
+    what the decision was made about (the configured speculation and all that its speed depends on): with another one it
+    does not hold. `verdict` is a closed word, `reason` a sentence, `evidence` JSON text.
+    """
+
+    session: str
+    by: DecidedBy
+    subject: str
+    slot: int | None
+    arm: str
+    speculation: str | None
+    verdict: str
+    reason: str
+    evidence: str
+    at: str
+    kind: Literal["speculation_decided"] = "speculation_decided"
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True)
+class ArmMeasured:
+    """One engine's stretch of calibration: windows with full slots only. `subject` as in `SpeculationDecided`."""
+
+    session: str
+    subject: str
+    slot: int
+    arm: str
+    speculation: str | None
+    stage: int
+    seconds: float
+    output_tokens: int
+    rates: tuple[float, ...]
+    drafts: int
+    accepted: int
+    prompt_tokens: int
+    prefix_hit_tokens: int
+    preemptions: int
+    start_seconds: float
+    kind: Literal["arm_measured"] = "arm_measured"
+
+
+Record = Claim | Released | DriftAccepted | RowAttempts | SpeculationConfigured | SpeculationDecided | ArmMeasured
 _ADAPTER: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 
 

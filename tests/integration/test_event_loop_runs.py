@@ -189,6 +189,23 @@ def test_when_only_the_coordinator_dies_no_row_is_made_twice(tmp_path: Path) -> 
     assert sampled == totals.output_tokens
 
 
+async def _ended_and_left(begun: Begun) -> CoordinatorStatus:
+    """The status asked for after the driver has told of every worker that it is gone."""
+    cluster = LocalCluster()
+    await drive(cluster, begun)
+    assert cluster.coordinator is not None
+    for worker in cluster.workers:
+        await cluster.coordinator.worker_gone(worker)
+    return await cluster.coordinator.status()
+
+
+def test_what_the_engines_have_sampled_is_known_after_they_have_left(tmp_path: Path) -> None:
+    die = {"kind": "die", "after_requests": 9}
+    begun = begin_run(make_spec(tmp_path, rows=60, engine={"replicas": 2, "step_seconds": 0.002, "faults": [die]}))
+    status = asyncio.run(_ended_and_left(begun))
+    assert status.session_sampled_tokens >= status.session_output_tokens > 0
+
+
 async def _drained(begun: Begun, after_seconds: float) -> CoordinatorStatus:
     cluster = LocalCluster()
     driver = Driver(cluster, begun.worker_setup, watch=lambda status: None, log=lambda text: None)
