@@ -100,7 +100,7 @@ def check_trainer_view(run: Path) -> None:
 
 
 def check_exports(run: Path, model: Path, out: Path) -> None:
-    """What a real tokenizer makes of what a real engine sampled: ids as they were, and text only where it gives them."""
+    """A real tokenizer on what a real engine sampled: ids as they were, and text only where it gives them."""
     from transformers import AutoTokenizer
 
     rows = {row["row_id"]: row for row in shard_table(run).to_pylist()}
