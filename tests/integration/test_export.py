@@ -17,7 +17,13 @@ from regen.run.export import Exported, ExportOptions, export, statuses_named
 from regen.run.local import LocalCluster
 from regen.run.session import seal_run, standing
 from regen.run.start import Begun
+from regen.store.export.card import NOT_FOUND, RunFacts, card
+from regen.store.export.conversation import Fields
+from regen.store.export.files import ExportFolder
+from regen.store.export.format import Record
 from regen.store.export.formats import FORMATS
+from regen.store.export.selection import Selection
+from regen.store.export.tally import Tally
 from tests.processes import regen
 from tests.runs import begin_run, conversations, drive, make_spec, shard_table
 
@@ -114,6 +120,26 @@ def test_datasets_loads_the_folder(finished: Path, tmp_path: Path, format_: str)
     run_export(finished, tmp_path / "out", format_, records_per_file=5)
     loaded = datasets.load_dataset(str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))
     assert {split: len(rows) for split, rows in loaded.items()} == {"train": len(ok_rows(finished))}
+
+
+def test_datasets_loads_messages_of_which_few_have_calls_and_reasoning(tmp_path: Path) -> None:
+    """Such keys come first behind more than the loader looks at to tell the columns: the card declares them."""
+    import datasets
+
+    call = {"id": "f:0", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    plain = [{"role": "user", "content": "x" * 1000}]
+    other = [{"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [call]}]
+    format_, fields = FORMATS["messages"], Fields(reasoning=True, calls=True)
+    with ExportFolder(tmp_path / "out", "jsonl", fields, 10**6, False) as folder:
+        for messages in [*[plain] * 12_000, other]:
+            folder.write(Record({"id": "1", "source": "s", "messages": messages}, "train", 3, 1, 2, 1))
+        folder.finish_files()
+        facts = RunFacts("n", "f", "t", "c", "e", None, {}, {}, 1, 1, "1")
+        text = card(facts, format_, Selection(), Tally(None), folder.files, fields, NOT_FOUND)
+        folder.publish(text, {})
+    loaded = datasets.load_dataset(str(tmp_path / "out"), split="train", cache_dir=str(tmp_path / "cache"))
+    (last,) = loaded[-1]["messages"]
+    assert (last["reasoning_content"], last["tool_calls"]) == ("hm", [call])
 
 
 @pytest.mark.parametrize("format_", ["speculators", "messages"])

@@ -86,7 +86,7 @@ def card(
 ) -> str:
     """README.md of the export."""
     sections = (
-        _front_matter(files),
+        _front_matter(files, format_.features(fields)),
         f"# {run.name}: answers of {run.target}",
         _summary(run, format_, selection, tally),
         "## How to read it\n\n" + _guide(format_, fields, markers) + "\n\n" + _lengths(format_, tally),
@@ -98,17 +98,20 @@ def card(
     return "\n\n".join(sections) + "\n"
 
 
-def _front_matter(files: Sequence[DataFile]) -> str:
+def _front_matter(files: Sequence[DataFile], features: list[dict[str, Any]] | None) -> str:
     by_split: dict[str, list[str]] = {}
     for file in files:
         by_split.setdefault(file.split, []).append(file.name)
     data_files = [{"split": split, "path": names} for split, names in sorted(by_split.items())]
-    return f"---\n{yaml.safe_dump({'configs': [{'config_name': 'default', 'data_files': data_files}]})}---"
+    front: dict[str, Any] = {"configs": [{"config_name": "default", "data_files": data_files}]}
+    if features is not None:
+        front["dataset_info"] = {"config_name": "default", "features": features}
+    return f"---\n{yaml.safe_dump(front, sort_keys=False)}---"
 
 
 def _summary(run: RunFacts, format_: Format, selection: Selection, tally: Tally) -> str:
     kinds = ", ".join(status.value for status in Status if status in selection.statuses)
-    records = ", ".join(f"{count:,} of {split}" for split, count in sorted(tally.records.items()))
+    records = ", ".join(f"{count:,} {split}" for split, count in sorted(tally.records.items()))
     lines = [
         f"Format `{format_.name}`: {records} records with {tally.generations:,} generations out of {tally.rows_kept:,}"
         f" conversations; {tally.trained_tokens:,} of {tally.tokens:,} tokens are trained on. Statuses: {kinds}."

@@ -51,6 +51,10 @@ class RecordFile(Protocol):
 
     def close(self) -> None: ...
 
+    def abandon(self) -> None:
+        """Let go of a file that will not be kept."""
+        ...
+
 
 class JsonLines:
     """One JSON object a line, ASCII only: some readers split lines at other characters than the line feed."""
@@ -62,6 +66,9 @@ class JsonLines:
         self._file.write(json.dumps(values, ensure_ascii=True, separators=(",", ":"), allow_nan=False) + "\n")
 
     def close(self) -> None:
+        self._file.close()
+
+    def abandon(self) -> None:
         self._file.close()
 
 
@@ -80,6 +87,9 @@ class MessagesParquet:
 
     def close(self) -> None:
         self._flush()
+        self._writer.close()
+
+    def abandon(self) -> None:
         self._writer.close()
 
     def _flush(self) -> None:
@@ -133,7 +143,7 @@ class ExportFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         for _, file, _ in self._open.values():
-            file.close()
+            file.abandon()
         shutil.rmtree(self._folder, ignore_errors=True)
         if isinstance(error, OSError):
             raise _refused(self._out, error) from error

@@ -7,7 +7,7 @@ conversation, and a record is made only if rendering it as the trainer does give
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -83,6 +83,10 @@ class Format(Protocol):
         """Whether the trainer's mask also covers what the template writes behind an answer's end."""
         ...
 
+    def features(self, fields: Fields) -> list[dict[str, Any]] | None:
+        """The columns as a dataset card declares them, where `datasets` could not tell them from the first rows."""
+        ...
+
     def records(self, kept: Kept, fields: Fields, check: TextCheck | None) -> Iterator[Record | LeftOut]:
         """One for each record that the row should give: the record, or why it cannot be."""
         ...
@@ -98,6 +102,9 @@ class TokenFormat:
     suffix: str = "jsonl"
     reads_text: bool = False
     trains_behind_answers: bool = False
+
+    def features(self, fields: Fields) -> list[dict[str, Any]] | None:
+        return None
 
     def records(self, kept: Kept, fields: Fields, check: TextCheck | None) -> Iterator[Record | LeftOut]:
         for generation in kept.generations:
@@ -147,6 +154,10 @@ class TextFormat:
     trains_behind_answers: bool = False
     suffix: str = "jsonl"
     reads_text: bool = True
+    declared: Callable[[Fields], list[dict[str, Any]] | None] | None = None
+
+    def features(self, fields: Fields) -> list[dict[str, Any]] | None:
+        return None if self.declared is None else self.declared(fields)
 
     def records(self, kept: Kept, fields: Fields, check: TextCheck | None) -> Iterator[Record | LeftOut]:
         if check is None:
