@@ -69,3 +69,12 @@ def trainer() -> Callable[[str], Path]:
             pytest.skip(str(error))
 
     return environment
+
+
+@pytest.fixture(scope="session")
+def head() -> Path:
+    """A trained EAGLE-3 head for SmolLM2 that lies beside the checkout on some machines; skipped without."""
+    folder = REPOSITORY.parent / "shared" / "data" / "heads" / "smollm2-eagle3"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not there")
+    return folder

@@ -30,6 +30,7 @@ from regen.records import (
     ObservedGeneration,
     Origin,
     OutputRow,
+    PlannedRow,
     Role,
     Sampling,
     Stage,
@@ -103,6 +104,13 @@ class Regenerator:
             reason=ending.outcome.reason,
             detail=ending.outcome.detail,
         )
+
+    async def first_request(self, row: PlannedRow) -> GenerationRequest:
+        """What this row's first turn asks of the engine. Raises RowRefused."""
+        conversation = row.conversation
+        assert conversation is not None, "refused rows are never asked for"
+        turn, given = next(_turns(conversation))
+        return await self._request(Lease(row, 0, 0), conversation, tuple(given), turn)
 
     async def _converse(self, lease: Lease, conversation: Conversation, on_tokens: Callable[[int], None]) -> Ending:
         history: list[Message] = []

@@ -12,8 +12,11 @@ from regen.data.plan_summary import SourceSummary
 from regen.protocols import Storage
 from regen.records import Status, Totals
 from regen.run.record import require_record
+from regen.store.control import Record, SpeculationDecided
 from regen.store.holder import Holder, HolderState, read_holder
 from regen.store.replay import replay
+
+_SHOWN_DECISIONS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,7 @@ class Look:
 
     `reasons` are of rows without a good answer, by status and reason, the plan's refusals among them. `holder` is what
     the last session wrote of itself: a killed one still says that it is running, and its beat stands still.
+    `decisions` are the latest about speculation, as sentences with their time.
     """
 
     name: str
@@ -32,6 +36,7 @@ class Look:
     reasons: dict[str, dict[str, int]]
     commits: int
     holder: Holder | None
+    decisions: tuple[str, ...] = ()
 
     @property
     def is_finished(self) -> bool:
@@ -61,6 +66,7 @@ class Look:
             "accept_length": acceptance.accept_length,
             "accepted_by_position": list(acceptance.accepted_by_position),
             "drafts": acceptance.drafts,
+            "speculation_decisions": list(self.decisions),
             "commits": self.commits,
             "holder": asdict(self.holder) if self.holder else None,
         }
@@ -89,7 +95,13 @@ def look(storage: Storage) -> Look:
         reasons=_reasons(summary.sources, replayed.totals),
         commits=replayed.next_number,
         holder=read_holder(storage),
+        decisions=_decisions(replayed.records),
     )
+
+
+def _decisions(records: Iterable[Record]) -> tuple[str, ...]:
+    decided = [record for record in records if isinstance(record, SpeculationDecided)]
+    return tuple(f"{record.at}: {record.by.value}: {record.reason}" for record in decided[-_SHOWN_DECISIONS:])
 
 
 def _reasons(sources: Iterable[SourceSummary], totals: Totals) -> dict[str, dict[str, int]]:

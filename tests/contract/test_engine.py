@@ -173,6 +173,32 @@ def test_counters_count_tokens(started: Started) -> None:
     assert after.prompt_tokens - before.prompt_tokens == len(started.prompt)
 
 
+def test_a_greedy_answer_is_rated_as_the_targets_own(started: Started) -> None:
+    completion = started.generate(ask(started, "rated"))
+    scores = started.wait(started.engine.score(started.prompt, completion.token_ids))
+    assert tuple(score.token_id for score in scores) == completion.token_ids
+    for score in scores:
+        assert score.logprob <= score.best_logprob <= 0.0
+        assert (score.logprob == score.best_logprob) == (score.token_id == score.best_token_id)
+        assert score.best_logprob - score.logprob < 0.5  # ties may fall either way: kernels round differently
+
+
+def test_a_token_that_the_target_would_not_say_is_rated_far_below_its_best(started: Started) -> None:
+    completion = started.generate(ask(started, "swapped"))
+    first, second, *rest = completion.token_ids
+    other = next(token for token in (first, *rest) if token not in (second, started.end_token_id))
+    scores = started.wait(started.engine.score(started.prompt, (first, other)))
+    assert scores[1].token_id == other
+    assert scores[1].best_token_id == second
+    assert scores[1].best_logprob - scores[1].logprob > 2.0
+
+
+def test_rating_drafts_nothing(started: Started) -> None:
+    before = started.engine.counters().acceptance
+    started.wait(started.engine.score(started.prompt, started.prompt))
+    assert started.engine.counters().acceptance == before
+
+
 def test_a_cancelled_request_leaves_the_engine_free(started: Started) -> None:
     async def cancel_and_go_on() -> Completion:
         long_ask = ask(started, "cancelled", cap=400, sampling=replace(GREEDY, max_tokens=400))

@@ -13,7 +13,6 @@ from regen.spec import (
     dump_spec,
     fingerprint,
     load_spec,
-    not_acted_on,
     output_shaping,
     parse_size_bytes,
     parse_spec,
@@ -162,12 +161,6 @@ def test_what_shapes_outputs_is_in_the_fingerprint(changes: dict[str, Any]) -> N
 )
 def test_what_does_not_shape_outputs_is_not(changes: dict[str, Any]) -> None:
     assert shaped(**changes) == shaped()
-
-
-def test_settings_that_are_kept_and_not_acted_on_are_named() -> None:
-    speculation = {"method": "ngram", "num_tokens": 2, "gate": "fail"}
-    assert not_acted_on(parse_spec(raw(speculation=speculation), origin="x")) == ["speculation.gate"]
-    assert not_acted_on(parse_spec(raw(), origin="x")) == []
 
 
 def test_settings_that_change_what_is_sampled_are_in_the_fingerprint_and_no_other_of_speculation() -> None:
