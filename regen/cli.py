@@ -334,6 +334,37 @@ def evaluate(
 
 
 @app.command()
+def export(
+    run: Run,
+    to: Annotated[
+        str, typer.Option("--to", help="speculators, specforge, specforge-ids, automodel, messages or sharegpt.")
+    ],
+    out: Annotated[str, typer.Option("--out", help="The folder to make.")],
+    include: Annotated[str, typer.Option(help="Further statuses, by commas: truncated, degenerate, partial.")] = "",
+    split: Annotated[str, typer.Option(help="train, eval or all.")] = "train",
+    rows_per_file: Annotated[int, typer.Option(help="Records in each file.")] = 10_000,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an export that is there.")] = False,
+    partial: Annotated[bool, typer.Option("--partial", help="Export what is done of an unfinished run.")] = False,
+    allow_extra_loss: Annotated[
+        bool, typer.Option("--allow-extra-loss", help="Although the trainer also trains on template tokens.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a finished run in a trainer's format, with a dataset card; exit 1 when nothing true can be written."""
+    from regen.run.export import ExportOptions, statuses_named
+    from regen.run.export import export as export_run
+
+    options = ExportOptions(
+        to, out, statuses_named(include), split, rows_per_file, overwrite, partial, allow_extra_loss
+    )
+    done = export_run(run, options, _say)
+    if as_json:
+        print(json.dumps(done.to_json(), indent=1))
+    else:
+        print(done.summary())
+
+
+@app.command()
 def submit(
     spec: Spec,
     address: Annotated[str | None, typer.Option(help="The cluster's job server, http://HOST:8265.")] = None,

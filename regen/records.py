@@ -287,6 +287,15 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
+class SampledTurn:
+    """What is compared with text: the ids of one generation, and those that would have ended it."""
+
+    prompt_token_ids: tuple[int, ...]
+    completion_token_ids: tuple[int, ...]
+    stop_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedRow:
     """One row of the frozen plan: `refusal` and `native` settle it from the start, any other is made by the target.
 

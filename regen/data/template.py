@@ -80,7 +80,7 @@ class TokenizerTemplate:
     def render_whole(
         self, messages: tuple[Mapping[str, object], ...], tools_json: str | None, kwargs_json: str | None
     ) -> tuple[int, ...]:
-        """Ids of a conversation that ends with an answer. Raises RowRefused."""
+        """Ids of a conversation that ends with an answer, no prompt for another turn behind it. Raises RowRefused."""
         return self._rendered(messages, tools_json, kwargs_json, opens_answer=False)
 
     def control_tokens(self, text: str, only_special: bool = False) -> tuple[str, ...]:
@@ -144,6 +144,17 @@ class TokenizerTemplate:
         with self._turn:
             text = self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text)
+
+    def text_with_special_tokens(self, token_ids: tuple[int, ...]) -> str:
+        """Every id as text, end-of-turn and other control tokens too."""
+        with self._turn:
+            return str(self._tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False))
+
+    def reencoded(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """The ids that the text of these ids (special tokens included) is encoded to: often others than these."""
+        text = self.text_with_special_tokens(token_ids)
+        with self._turn:
+            return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
 
 def load_template(

@@ -25,11 +25,9 @@ from regen.ordinals import OrdinalSet
 from regen.protocols import Plan, Storage
 from regen.records import Message, Observed, OutputRow, PlannedRow, Role
 from regen.rows import SCHEMA, to_table
-from regen.store.committed import note_file
-from regen.store.files import JournalFiles
+from regen.store.committed import CommittedRows
 from regen.store.layout import shard_key
 from regen.store.parquet import ROW_GROUP_BYTES, RowsFile, content_digest, integers, texts, write_rows
-from regen.store.winners import Winners
 
 VERSION = 1
 BATCH_BYTES = 256 * 2**20
@@ -75,6 +73,24 @@ def seal(
             if progress is not None:
                 progress(sealed, len(shards))
     return shards
+
+
+def committed(
+    storage: Storage, plan: Plan, rows_per_shard: int, columns: Sequence[str] | None = None
+) -> Iterator[pa.Table]:
+    """Every row that has an outcome, in order of ordinals, in tables of about `ROW_GROUP_BYTES` at most.
+
+    Read from the shard where it is sealed as the journal has it, from the journal and the plan otherwise; rows that are
+    not done yet are not there. `columns` must hold `ordinal`. Raises JournalDamaged, StoreUnavailable, StoreRefused.
+    """
+    sealer = _Sealer(storage, plan, rows_per_shard, session="", fingerprint="")
+    complete = set(sealer.complete_ranges(complete_only=True))
+    for shard_range in shard_ranges(plan.count, rows_per_shard):
+        shard = sealer.described(shard_range) if shard_range in complete else None
+        if shard is not None and sealer.is_sealed(shard):
+            yield from sealer.sealed_groups(shard, columns)
+        else:
+            yield from sealer.journal_groups(shard_range, columns)
 
 
 def settled_row(row: PlannedRow, session: str, fingerprint: str) -> OutputRow:
@@ -140,10 +156,8 @@ class _Sealer:
         self._plan = plan
         self._rows_per_shard = rows_per_shard
         self._session, self._fingerprint = session, fingerprint
-        self._files = JournalFiles(storage)
-        self._row_bytes: dict[int, int] = {}
         self._settled = OrdinalSet(plan.count, (ordinal for ordinal, _, _ in plan.settled()))
-        self._winners = self._indexed()
+        self._rows = CommittedRows(storage, plan.count)
 
     def complete_ranges(self, complete_only: bool) -> list[Range]:
         complete = []
@@ -164,7 +178,7 @@ class _Sealer:
         settled = self._settled_table(shard_range)
         settled_digests = dict(zip(integers(settled, "ordinal"), texts(settled, "digest"), strict=True))
         ordinals = range(first, last + 1)
-        digests = [settled_digests.get(ordinal) or self._winners.digest_of(ordinal) for ordinal in ordinals]
+        digests = [settled_digests.get(ordinal) or self._rows.winners.digest_of(ordinal) for ordinal in ordinals]
         return Shard(shard_key(first, last), first, last, len(ordinals), content_digest(ordinals, digests))
 
     def is_sealed(self, shard: Shard) -> bool:
@@ -175,12 +189,25 @@ class _Sealer:
         except (KeyError, JournalDamaged):
             return False
 
+    def sealed_groups(self, shard: Shard, columns: Sequence[str] | None) -> Iterator[pa.Table]:
+        """The rows of a shard that is there."""
+        with self._storage.open(shard.key) as source:
+            yield from RowsFile(source, shard.key).groups(columns)
+
+    def journal_groups(self, shard_range: Range, columns: Sequence[str] | None) -> Iterator[pa.Table]:
+        """The rows of a range that are done, as a shard would hold them."""
+        first, last = shard_range
+        tables = self._rows.tables_of(self._rows.parts(range(first, last + 1)), columns)
+        settled = self._settled_table(shard_range)
+        tables.append(settled if columns is None else settled.select(columns))
+        yield from in_row_groups([table for table in tables if len(table)])
+
     def batches(self, shards: Sequence[Shard]) -> Iterator[list[Shard]]:
         """Consecutive shards that are made together, so that a journal file is not read anew for each."""
         batch: list[Shard] = []
         collected = 0
         for shard in shards:
-            size = sum(self._row_bytes[number] * len(rows) for number, rows in self._parts([shard]).items())
+            size = self._rows.bytes_of(self._parts([shard]))
             if batch and collected + size > BATCH_BYTES:
                 yield batch
                 batch, collected = [], 0
@@ -191,35 +218,22 @@ class _Sealer:
 
     def write_batch(self, batch: Sequence[Shard]) -> Iterator[Shard]:
         """Write these, each yielded when it is durable."""
-        tables = [_chosen(self._files.read_table(number), rows) for number, rows in self._parts(batch).items()]
+        tables = self._rows.tables_of(self._parts(batch))
         for shard in batch:
             settled = self._settled_table((shard.first, shard.last))
             within = [_between(table, shard.first, shard.last) for table in (*tables, settled)]
             self._write(shard, in_row_groups([table for table in within if len(table)]))
             yield shard
 
-    def _indexed(self) -> Winners:
-        winners = Winners(self._plan.count)
-        for file in self._files.files():
-            footer = note_file(winners, self._files, file.number)
-            self._row_bytes[file.number] = footer.table_bytes // max(1, footer.rows)
-        return winners
-
     def _missing(self, first: int, last: int) -> int | None:
         for ordinal in range(first, last + 1):
-            if self._winners.number_of(ordinal) is None and ordinal not in self._settled:
+            if self._rows.winners.number_of(ordinal) is None and ordinal not in self._settled:
                 return ordinal
         return None
 
     def _parts(self, shards: Sequence[Shard]) -> dict[int, list[int]]:
         """The ordinals that each journal file contributes, ascending."""
-        parts: dict[int, list[int]] = {}
-        for shard in shards:
-            for ordinal in range(shard.first, shard.last + 1):
-                number = self._winners.number_of(ordinal)
-                if number is not None:
-                    parts.setdefault(number, []).append(ordinal)
-        return parts
+        return self._rows.parts(ordinal for shard in shards for ordinal in range(shard.first, shard.last + 1))
 
     def _settled_table(self, shard_range: Range) -> pa.Table:
         first, last = shard_range
@@ -261,7 +275,7 @@ def _windows(sizes: list[tuple[int, int]], limit_bytes: int) -> Iterator[tuple[i
 
 def _window(tables: Sequence[pa.Table], first: int, last: int) -> pa.Table:
     pieces = [_between(table, first, last) for table in tables]
-    return pa.concat_tables([SCHEMA.empty_table(), *pieces]).combine_chunks().sort_by("ordinal")
+    return pa.concat_tables(pieces).combine_chunks().sort_by("ordinal")
 
 
 def _between(table: pa.Table, first: int, last: int) -> pa.Table:
@@ -269,12 +283,6 @@ def _between(table: pa.Table, first: int, last: int) -> pa.Table:
     ordinals = integers(table, "ordinal")
     start, stop = bisect_left(ordinals, first), bisect_right(ordinals, last)
     return table.slice(start, stop - start)
-
-
-def _chosen(table: pa.Table, ordinals: Sequence[int]) -> pa.Table:
-    """These rows of a table sorted by ordinal, copied out of it."""
-    position = {ordinal: row for row, ordinal in enumerate(integers(table, "ordinal"))}
-    return table.take([position[ordinal] for ordinal in ordinals])
 
 
 def _before_first_answer(messages: Sequence[Message]) -> tuple[Message, ...]:
