@@ -92,6 +92,22 @@ class TokenizerTemplate:
             text = self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text)
 
+    def text_with_special_tokens(self, token_ids: tuple[int, ...]) -> str:
+        """Every id as text, end-of-turn and other control tokens too."""
+        with self._turn:
+            return str(self._tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False))
+
+    def reencoded(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """The ids that the text of these ids (special tokens included) is encoded to: often others than these."""
+        text = self.text_with_special_tokens(token_ids)
+        with self._turn:
+            return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer itself, for what reads answers with it. It must not be changed."""
+        return self._tokenizer
+
 
 def load_template(folder: Path, trust_remote_code: bool, template_kwargs: Mapping[str, object]) -> TokenizerTemplate:
     """Load tokenizer and template from a local folder; no weights, no network.
