@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from regen.records import Completion, EngineCounters, EngineInfo, GenerationRequest, PlannedRow, TokenScore
+from regen.records import Completion, EngineCounters, EngineInfo, GenerationRequest, PlannedRow, Status, TokenScore
 
 
 class Engine(Protocol):
@@ -111,7 +111,25 @@ class ChatTemplate(Protocol):
     def render(
         self, messages: tuple[Mapping[str, object], ...], tools_json: str | None, kwargs_json: str | None
     ) -> tuple[int, ...]:
-        """Prompt ids for the next assistant turn, exactly as the template yields them."""
+        """Prompt ids for the next assistant turn, exactly as the template yields them.
+
+        `messages` are what `template_messages` makes of a conversation.
+        """
+        ...
+
+    def render_whole(
+        self, messages: tuple[Mapping[str, object], ...], tools_json: str | None, kwargs_json: str | None
+    ) -> tuple[int, ...]:
+        """Ids of a conversation that ends with an answer, nothing being opened after it."""
+        ...
+
+    def control_tokens(self, text: str, only_special: bool = False) -> tuple[str, ...]:
+        """The target's control tokens that stand written out in a text, each once."""
+        ...
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Ids are below it."""
         ...
 
     def decode(self, token_ids: tuple[int, ...]) -> str:
@@ -203,6 +221,9 @@ class Plan(Protocol):
         """Rows `start` to `stop` in order, a bounded number in memory."""
         ...
 
-    def refused(self) -> Iterator[tuple[int, str]]:
-        """(ordinal, source) of every row that is terminal from the start, in order. Reads only what it needs."""
+    def settled(self) -> Iterator[tuple[int, str, Status]]:
+        """(ordinal, source, outcome) of every row that is terminal from the start: refused or native. In order.
+
+        Reads only what it needs.
+        """
         ...

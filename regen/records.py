@@ -38,6 +38,14 @@ class Role(StrEnum):
     SYSTEM = "system"
     USER = "user"
     ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+class Split(StrEnum):
+    """Which part of the data a row belongs to: drawn at planning, fixed from then on."""
+
+    TRAIN = "train"
+    EVAL = "eval"
 
 
 class FinishReason(StrEnum):
@@ -60,18 +68,34 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. In a planned conversation an assistant message without content is a *slot*: the target speaks."""
+    """One message. In a planned conversation an assistant message without content is a *slot*: the target speaks.
+
+    `tool_calls_json` are calls that were made, as JSON text in OpenAI's form, arguments being JSON text inside it.
+    `tool_call_id` and `name` say which call a tool's result answers. `expected_calls_json` is only on slots: the calls
+    that the source's own answer made there, in the same form. Recorded results are matched by them; they are never
+    rendered and are in no output.
+    """
 
     role: Role
     content: str | None
     reasoning: str | None = None
+    tool_calls_json: str | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    expected_calls_json: str | None = None
+
+    @property
+    def is_slot(self) -> bool:
+        """Whether the target is to speak here."""
+        return self.role is Role.ASSISTANT and self.content is None and self.tool_calls_json is None
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """A source row made canonical.
 
-    `messages` hold only what is given (system, user) and slots for the target; no source answer survives.
+    `messages` hold only what is given (system, user, recorded results of tools) and slots for the target; no source
+    answer survives. Of a `native` row they are the whole conversation, answers included, and there is no slot.
     `tools_json` and `template_kwargs_json` are JSON texts, `sampling` are this row's own overrides by field name.
     """
 
@@ -83,7 +107,7 @@ class Conversation:
     @property
     def turns(self) -> int:
         """How many assistant turns the target is asked for."""
-        return sum(1 for message in self.messages if message.role is Role.ASSISTANT)
+        return sum(1 for message in self.messages if message.is_slot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,24 +117,6 @@ class Refusal:
     stage: Stage
     reason: str
     detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedRow:
-    """One row of the frozen plan. Exactly one of `conversation` and `refusal` decides what happens to it.
-
-    `row_id` is 32 hex digits; `location` names file and line (or index); `prompt_tokens` is the length of the first
-    rendered prompt. A refused row may keep its conversation, for the reader.
-    """
-
-    ordinal: int
-    row_id: str
-    source: str
-    location: str
-    source_id: str | None
-    conversation: Conversation | None
-    prompt_tokens: int
-    refusal: Refusal | None = None
 
 
 # --- sampling and generation ---------------------------------------------------------------------
@@ -258,7 +264,11 @@ class WarmupReport:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One assistant turn made by the target: what the engine saw and sampled. Ids are the truth, text is a view."""
+    """One assistant turn made by the target: what the engine saw and sampled. Ids are the truth, text is a view.
+
+    `loss_mask` is over the completion, None meaning all ones. Of a turn whose origin is native nobody here knows
+    `finish_reason`, `sampling` and `cap`: None.
+    """
 
     turn: int
     origin: Origin
@@ -266,14 +276,42 @@ class Generation:
     completion_token_ids: tuple[int, ...]
     text: str
     content: str
-    finish_reason: FinishReason
+    finish_reason: FinishReason | None
     stop_reason: str | None
-    sampling: Sampling
-    cap: int
+    sampling: Sampling | None
+    cap: int | None
     seed: int | None
     loss_mask: tuple[int, ...] | None = None
     reasoning: str | None = None
     tool_calls_json: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRow:
+    """One row of the frozen plan: `refusal` and `native` settle it from the start, any other is made by the target.
+
+    `row_id` is 32 hex digits; `location` names file and line (or index); `prompt_tokens` is the length of the first
+    rendered prompt. A refused row may keep its conversation, for the reader. `native` are the turns that are the
+    target's own already, at least one in a row that passes through.
+    """
+
+    ordinal: int
+    row_id: str
+    source: str
+    location: str
+    source_id: str | None
+    conversation: Conversation | None
+    prompt_tokens: int
+    refusal: Refusal | None = None
+    split: Split = Split.TRAIN
+    native: tuple[Generation, ...] = ()
+
+    @property
+    def settled(self) -> Status | None:
+        """The outcome that the row has from the start; None if the target has to make it."""
+        if self.refusal is not None:
+            return Status.REJECTED
+        return Status.NATIVE if self.native else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +357,7 @@ class OutputRow:
     stage: Stage | None = None
     reason: str | None = None
     detail: str | None = None
+    split: Split = Split.TRAIN
 
 
 # --- between driver, coordinator and workers -----------------------------------------------------
@@ -449,7 +488,8 @@ class Left(StrEnum):
 class Totals:
     """What the store says is done: recomputed by replay, so that no number falls or counts twice.
 
-    `outcomes` by source and status, `reasons` of rows that are not ok, by status and reason.
+    `outcomes` by source and status, `reasons` of rows that are not ok, by status and reason. Tokens and generations are
+    those that the run has made: native rows are among the outcomes only.
     """
 
     outcomes: Mapping[tuple[str, Status], int] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from regen.data.sampling import effective_sampling, row_seed
+from regen.data.template_messages import template_messages
 from regen.errors import RowRefused
 from regen.protocols import ChatTemplate, Engine
 from regen.records import (
@@ -102,6 +103,7 @@ class Regenerator:
             stage=ending.outcome.stage,
             reason=ending.outcome.reason,
             detail=ending.outcome.detail,
+            split=row.split,
         )
 
     async def _converse(self, lease: Lease, conversation: Conversation, on_tokens: Callable[[int], None]) -> Ending:
@@ -110,6 +112,9 @@ class Regenerator:
         seen: list[ObservedGeneration] = []
         outcome = Outcome(Status.OK)
         for turn, given in _turns(conversation):
+            if any(message.role is Role.TOOL for message in given):
+                outcome = _tools_unsupported(turn, generations)
+                break
             history.extend(given)
             try:
                 request = await self._request(lease, conversation, tuple(history), turn)
@@ -155,8 +160,9 @@ class Regenerator:
         )
 
     def _render(self, conversation: Conversation, history: tuple[Message, ...]) -> tuple[int, ...]:
-        messages = tuple({"role": message.role.value, "content": message.content} for message in history)
-        return self._template.render(messages, conversation.tools_json, conversation.template_kwargs_json)
+        return self._template.render(
+            template_messages(history), conversation.tools_json, conversation.template_kwargs_json
+        )
 
     async def _generation(self, turn: int, request: GenerationRequest, completion: Completion) -> Generation:
         text = await self._off_loop(self._template.decode, completion.token_ids)
@@ -190,7 +196,7 @@ def _turns(conversation: Conversation) -> Iterator[tuple[int, list[Message]]]:
     given: list[Message] = []
     turn = 0
     for message in conversation.messages:
-        if message.role is Role.ASSISTANT:
+        if message.is_slot:
             yield turn, given
             given, turn = [], turn + 1
         else:
@@ -211,6 +217,12 @@ def _judge(generation: Generation, turn: int) -> Outcome | None:
 def _bad_turn(turn: int, reason: str) -> Outcome:
     status = Status.PARTIAL if turn else Status.DEGENERATE
     return Outcome(status, Stage.GENERATE, reason, f"turn {turn}")
+
+
+def _tools_unsupported(turn: int, generations: list[Generation]) -> Outcome:
+    """Recorded results are not fed back yet: what tools said to another model is no history of the target."""
+    status = Status.PARTIAL if generations else Status.REJECTED
+    return Outcome(status, Stage.GENERATE, "tool_turns_unsupported", f"turn {turn} follows a tool's result")
 
 
 def _refused(refusal: RowRefused, generations: list[Generation]) -> Outcome:

@@ -187,7 +187,7 @@ class Coordinator:
         storage = self._storage = open_storage(self._setup.run_url)
         plan = await self._patience(lambda: open_plan(storage))
         journal = Journal(storage, self._setup.session, plan.count)
-        replayed = await self._patience(lambda: journal.replay(plan.refused()))
+        replayed = await self._patience(lambda: journal.replay(plan.settled()))
         is_restart = replayed.newest_claim is not None and replayed.newest_claim.session == self._setup.session
         self._refuse_newcomer(replayed, is_restart)
         take = journal.resume_own if is_restart else journal.claim

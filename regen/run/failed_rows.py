@@ -29,4 +29,5 @@ def failed_row(planned: PlannedRow, exhausted: Exhausted, worker: WorkerId, setu
         stage=Stage.GENERATE,
         reason=exhausted.reason,
         detail=exhausted.detail,
+        split=planned.split,
     )

@@ -79,7 +79,7 @@ def look(storage: Storage) -> Look:
     if summary is None:
         return Look(record.spec.name, storage.url, record.fingerprint, None, Totals(), {}, 0, read_holder(storage))
     plan = open_plan(storage)
-    replayed = replay(storage, plan.count, plan.refused())
+    replayed = replay(storage, plan.count, plan.settled())
     return Look(
         name=record.spec.name,
         url=storage.url,

@@ -48,6 +48,11 @@ def _draft_folder(speculation: SpeculationSpec | None, setup: WorkerSetup) -> Ca
 
 def build_worker(setup: WorkerSetup, exchange: Exchange) -> Worker:
     """A worker ready to `run`. Loads the tokenizer (a second or so)."""
-    target = setup.run.spec.target
-    template = load_template(_target_folder(setup), target.trust_remote_code, target.template_kwargs)
+    spec, target = setup.run.spec, setup.run.spec.target
+    template = load_template(
+        _target_folder(setup),
+        target.trust_remote_code,
+        target.template_kwargs,
+        control_as_text=spec.policies.control_tokens == "text",
+    )
     return Worker(setup, build_engine(setup), template, exchange)

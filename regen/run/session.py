@@ -64,7 +64,7 @@ async def conduct(
 def standing(storage: Storage) -> Standing:
     """Replay the journal: what is done, whoever did it."""
     plan = open_plan(storage)
-    return Standing(plan.count, replay(storage, plan.count, plan.refused()).totals)
+    return Standing(plan.count, replay(storage, plan.count, plan.settled()).totals)
 
 
 def seal_run(storage: Storage, run: RunSetup) -> list[Shard]:

@@ -24,10 +24,12 @@ from regen.store.footer import Footer, Snapshot
 from regen.store.layout import journal_key
 from regen.store.parquet import damaged, integers, naming_damage
 
+Settled = tuple[int, str, Status]  # ordinal, source, outcome: `Plan.settled`
+
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """`done` and `totals` count the plan's refused rows too, as rejected; `done` is the caller's own to change.
+    """`done` and `totals` count what the plan has settled too; `done` is the caller's own to change.
 
     `released` is set only if the session of `newest_claim` has let go of the run. `records` are all other control
     records that still matter, in order.
@@ -83,10 +85,10 @@ class Ledger:
         self.next_number, self.total_bytes = footer.number + 1, footer.bytes_before + size
 
 
-def replay(storage: Storage, plan_rows: int, refused: Iterable[tuple[int, str]]) -> Replayed:
+def replay(storage: Storage, plan_rows: int, settled: Iterable[Settled]) -> Replayed:
     """For readers without a session (`regen status`). Raises JournalDamaged, StoreUnavailable, StoreRefused."""
     ledger = read_ledger(JournalFiles(storage), plan_rows)
-    return summed_up(ledger, *count_refused(ledger, refused, storage))
+    return summed_up(ledger, *count_settled(ledger, settled, storage))
 
 
 def read_ledger(files: JournalFiles, plan_rows: int) -> Ledger:
@@ -107,26 +109,27 @@ def read_ledger(files: JournalFiles, plan_rows: int) -> Ledger:
     return ledger
 
 
-def count_refused(ledger: Ledger, refused: Iterable[tuple[int, str]], storage: Storage) -> tuple[OrdinalSet, Totals]:
-    """The plan's refused rows as a set and as totals. Raises JournalDamaged if the journal has a row of one."""
+def count_settled(ledger: Ledger, settled: Iterable[Settled], storage: Storage) -> tuple[OrdinalSet, Totals]:
+    """What the plan has settled, as a set and as totals. Raises JournalDamaged if the journal has such a row."""
     ordinals = OrdinalSet(ledger.done.size)
-    by_source: dict[str, int] = {}
-    for ordinal, source in refused:
+    outcomes: dict[tuple[str, Status], int] = {}
+    for ordinal, source, status in settled:
         if ordinal in ledger.done:
+            what = "refuses" if status is Status.REJECTED else "has already"
             raise JournalDamaged(
-                f"{storage.url}: the journal holds a row {ordinal}, which the plan refuses:"
+                f"{storage.url}: the journal holds a row {ordinal}, which the plan {what}:"
                 " plan and journal are not of one run"
             )
         ordinals.add(ordinal)
-        by_source[source] = by_source.get(source, 0) + 1
-    return ordinals, Totals({(source, Status.REJECTED): rows for source, rows in by_source.items()})
+        outcomes[source, status] = outcomes.get((source, status), 0) + 1
+    return ordinals, Totals(outcomes)
 
 
-def summed_up(ledger: Ledger, refused: OrdinalSet, refused_totals: Totals) -> Replayed:
+def summed_up(ledger: Ledger, settled: OrdinalSet, settled_totals: Totals) -> Replayed:
     standing = ledger.standing
     return Replayed(
-        done=ledger.done | refused,
-        totals=totals.plus(ledger.totals, refused_totals),
+        done=ledger.done | settled,
+        totals=totals.plus(ledger.totals, settled_totals),
         next_number=ledger.next_number,
         newest_claim=standing.claim,
         released=standing.released,

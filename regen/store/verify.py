@@ -65,7 +65,7 @@ def verify(
     ids = check_plan(plan, findings)
     journal = JournalCheck(storage, ids, plan.count, findings)
     journal.run(tell)
-    shards = ShardCheck(storage, plan, journal.done, ids.refused, journal.winners, findings)
+    shards = ShardCheck(storage, plan, journal.done, ids.settled, journal.winners, findings)
     shards.run(rows_per_shard, tell)
     by_source, missing = _outcomes(plan.count, ids, journal)
     return Verification(
@@ -94,7 +94,7 @@ def _outcomes(plan_rows: int, ids: PlanIds, journal: JournalCheck) -> tuple[dict
     by_source: dict[str, dict[Status, int]] = {}
     missing: list[int] = []
     for ordinal in range(plan_rows):
-        status = Status.REJECTED if ordinal in ids.refused else journal.status_of(ordinal)
+        status = ids.outcome_of(ordinal) or journal.status_of(ordinal)
         if status is None or ordinal >= ids.known:
             missing.append(ordinal)
         else:

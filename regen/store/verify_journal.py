@@ -134,8 +134,9 @@ class JournalCheck:
             self._findings.add(Code.ROW_DIGEST, key, f"row {ordinal} is not what its digest was made from")
         if ordinal >= self._ids.known:
             return
-        if ordinal in self._ids.refused:
-            self._findings.add(Code.ROW_REFUSED, key, f"row {ordinal} is refused in the plan and has a result")
+        if (settled := self._ids.outcome_of(ordinal)) is not None:
+            message = f"row {ordinal} is {settled.value} in the plan and has a result"
+            self._findings.add(Code.ROW_REFUSED, key, message)
         found, planned = (values["row_id"], values["source"]), (self._ids.id_of(ordinal), self._ids.source_of(ordinal))
         if found != planned:
             message = f"row {ordinal} is {found[0]} of {found[1]!r}, and in the plan {planned[0]} of {planned[1]!r}"

@@ -17,7 +17,7 @@ from regen.rows import SCHEMA, from_table, to_table
 from regen.store import shards as shards_module
 from regen.store.layout import JOURNAL, SHARDS, journal_key, shard_key
 from regen.store.parquet import RowsFile
-from regen.store.shards import Shard, in_row_groups, refused_row, seal
+from regen.store.shards import Shard, in_row_groups, seal, settled_row
 from regen.store.storage import LocalStorage
 from tests.memory_storage import MemoryStorage
 from tests.output_rows import MemoryPlan, observed, output_row, planned_row
@@ -68,7 +68,7 @@ def test_shards_hold_every_row_of_the_plan_in_order(plan: MemoryPlan) -> None:
     assert rows[7].observed.session == "session 0"
 
 
-def test_refused_rows_say_why_and_hold_no_answer(plan: MemoryPlan) -> None:
+def test_settled_rows_say_why_and_hold_no_answer(plan: MemoryPlan) -> None:
     storage = MemoryStorage()
     _finished(storage)
     _seal(storage, plan)
@@ -86,12 +86,12 @@ def test_refused_rows_say_why_and_hold_no_answer(plan: MemoryPlan) -> None:
     assert row.observed.fingerprint == "f" * 32
 
 
-def test_a_refused_row_without_a_conversation_has_no_messages() -> None:
+def test_a_settled_row_without_a_conversation_has_no_messages() -> None:
     planned = replace(MemoryPlan(1, [0]).rows([0])[0], conversation=None)
 
-    assert refused_row(planned, "s1", "f").messages == ()
-    with pytest.raises(ValueError, match="not refused"):
-        refused_row(planned_row(0), "s1", "f")
+    assert settled_row(planned, "s1", "f").messages == ()
+    with pytest.raises(ValueError, match="not settled"):
+        settled_row(planned_row(0), "s1", "f")
 
 
 @pytest.mark.parametrize("per_file", [1, 3, 100])

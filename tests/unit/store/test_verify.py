@@ -309,8 +309,8 @@ def _plan_damaged(folder: Folder) -> None:
 
 def _plan_with_other_refusals(folder: Folder) -> None:
     class Other(_ChangedPlan):
-        def refused(self) -> Iterator[tuple[int, str]]:
-            return iter([(3, "chat")])
+        def settled(self) -> Iterator[tuple[int, str, Status]]:
+            return iter([(3, "chat", Status.REJECTED)])
 
     folder.plan = Other(lambda rows: rows)
 
@@ -404,19 +404,19 @@ def test_a_journal_file_cut_anywhere_is_found(folder: Folder, number: int) -> No
 
         assert journal_key(number) in {finding.where for finding in folder.verify().findings}, length
         with pytest.raises(JournalDamaged, match=rf"{number:08d}\.parquet"):
-            replay(folder.storage, PLAN_ROWS, folder.plan.refused())
+            replay(folder.storage, PLAN_ROWS, folder.plan.settled())
 
 
 @pytest.mark.parametrize("number", [2, FILES - 1])
 def test_any_altered_byte_of_a_journal_file_is_found(folder: Folder, number: int) -> None:
     key = journal_key(number)
-    data, expected = folder.storage.read(key), replay(folder.storage, PLAN_ROWS, folder.plan.refused())
+    data, expected = folder.storage.read(key), replay(folder.storage, PLAN_ROWS, folder.plan.settled())
     for position in _attempts(len(data), 50):
         folder.storage.replace(key, _flipped(data, position))
 
         assert key in {finding.where for finding in folder.verify().findings}, position
         with suppress(JournalDamaged):  # replay does not read everything, but what it says is right
-            assert replay(folder.storage, PLAN_ROWS, folder.plan.refused()) == expected, position
+            assert replay(folder.storage, PLAN_ROWS, folder.plan.settled()) == expected, position
 
 
 def test_any_altered_byte_of_a_shard_is_found(folder: Folder) -> None:
