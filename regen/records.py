@@ -56,6 +56,28 @@ class FinishReason(StrEnum):
     REPETITION = "repetition"
 
 
+class Label(StrEnum):
+    """What is said of one generation. All but the last make it a bad turn: see `is_note`."""
+
+    CUT_IN_ANSWER = "cut_in_answer"  # at the cap, and within it: what is visible so far may be good
+    CUT_IN_THINKING = "cut_in_thinking"
+    CUT_IN_TOOL_CALL = "cut_in_tool_call"
+    REPETITION = "repetition"  # ended by the engine's own detector
+    LOOP = "loop"  # a cycle of ids that lasts to the end
+    WALL = "wall"  # one or two ids to the end
+    FEW_IDS = "few_ids"  # a handful of ids, without a cycle
+    EMPTY_ANSWER = "empty_answer"
+    NO_VISIBLE_ANSWER = "no_visible_answer"  # reasoning and nothing else
+    UNBALANCED_TAGS = "unbalanced_tags"  # tags of reasoning or calls in what is visible
+    UNPARSABLE_TOOL_CALL = "unparsable_tool_call"
+    RETOKENISES_DIFFERENTLY = "retokenises_differently"  # encoding the text gives other ids
+
+    @property
+    def is_note(self) -> bool:
+        """Worth knowing, and nothing bad."""
+        return self is Label.RETOKENISES_DIFFERENTLY
+
+
 class Origin(StrEnum):
     """Who made a generation's tokens."""
 
@@ -136,6 +158,10 @@ class Sampling:
     repetition_penalty: float
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
+    # vLLM's detector of repeated patterns, 0 for off: longest and shortest pattern, and how often in a row.
+    repetition_max_pattern_tokens: int = 0
+    repetition_min_pattern_tokens: int = 0
+    repetition_min_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +310,7 @@ class Generation:
     loss_mask: tuple[int, ...] | None = None
     reasoning: str | None = None
     tool_calls_json: str | None = None
+    labels: tuple[Label, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,11 +428,15 @@ class WorkerId:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """One row handed to a worker. `round` is 0 unless the row was re-opened; `attempt` counts from 1."""
+    """One row handed to a worker. `attempt` counts from 1.
+
+    `round` is 0 unless the row was re-opened; `sampling` are the fields, by name, that it was re-opened with.
+    """
 
     row: PlannedRow
     round: int
     attempt: int
+    sampling: Mapping[str, float | int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

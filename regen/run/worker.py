@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from regen import rows
 from regen.errors import EngineDied, EngineError, EngineStalled, EngineStartFailed, RowFailed
-from regen.protocols import ChatTemplate, Engine
+from regen.protocols import AnswerParser, ChatTemplate, Engine
 from regen.records import (
     Command,
     EngineInfo,
@@ -51,10 +51,18 @@ _STATES = {Command.WORK: ReplicaState.RUNNING, Command.DRAIN: ReplicaState.DRAIN
 class Worker:
     """One incarnation of one replica slot."""
 
-    def __init__(self, setup: WorkerSetup, engine: Engine, template: ChatTemplate, exchange: Exchange) -> None:
+    def __init__(
+        self,
+        setup: WorkerSetup,
+        engine: Engine,
+        template: ChatTemplate,
+        exchange: Exchange,
+        parser: AnswerParser | None = None,
+    ) -> None:
         self._setup = setup
         self._engine = engine
         self._template = template
+        self._parser = parser
         self._exchange = exchange
         self._state = ReplicaState.STARTING
         self._info: EngineInfo | None = None
@@ -226,7 +234,13 @@ class Worker:
         ordinal = lease.row.ordinal
         assert self._info is not None
         regenerator = Regenerator(
-            self._setup, self._engine, self._template, self._executor, self._info.max_model_len, self._stall
+            self._setup,
+            self._engine,
+            self._template,
+            self._parser,
+            self._executor,
+            self._info.max_model_len,
+            self._stall,
         )
         try:
             row = await regenerator.regenerate(lease, self._observed(self._info), partial(self._on_tokens, ordinal))

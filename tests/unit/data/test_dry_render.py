@@ -67,15 +67,36 @@ def slots(*messages, tools=None):
 # --- what templates are given --------------------------------------------------------------------
 
 
-def test_templates_get_objects_where_storage_has_text():
+def test_messages_for_templates_have_what_is_there_and_text_for_content():
     calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": [1, null]}'}}]
     message = Message(Role.ASSISTANT, None, "why", tool_calls_json=json.dumps(calls))
     result = Message(Role.TOOL, "42", tool_call_id="c", name="f")
     shown, answer = template_messages((message, result))
-    assert shown["tool_calls"][0]["function"]["arguments"] == {"x": [1, None]}
+    assert shown["tool_calls"] == calls
     assert (shown["content"], shown["reasoning_content"]) == ("", "why")
     assert answer == {"role": "tool", "content": "42", "tool_call_id": "c", "name": "f"}
     assert template_messages((USER,)) == ({"role": "user", "content": "ask"},)
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown"),
+    [
+        ("call.function.arguments|tojson", '{"x": [1, null]}'),  # Llama: text would come out quoted
+        ("call.function.arguments", '{"x":[1,null]}'),  # DeepSeek: an object cannot be printed
+        ("call.function.arguments if call.function.arguments is string else 1/0", '{"x":[1,null]}'),  # Kimi, Qwen3
+        ("call.function.arguments.x|tojson", "[1, null]"),  # takes the object apart
+    ],
+)
+def test_templates_get_the_arguments_that_they_take(tmp_path, printed, shown):
+    source = "{% for m in messages %}{% for call in m.tool_calls or [] %}{{ " + printed + " }}{% endfor %}{% endfor %}"
+    template = loaded(tmp_path, source)
+    for arguments in ('{"x":[1,null]}', {"x": [1, None]}):
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        made = template.decode(
+            template.render(({"role": "assistant", "content": "", "tool_calls": [call]},), None, None)
+        )
+        assert made.replace(" ", "") == shown.replace(" ", "")
+        assert made == shown or isinstance(arguments, dict)
 
 
 def test_what_a_source_had_called_is_never_rendered():
