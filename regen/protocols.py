@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from regen.records import Completion, EngineCounters, EngineInfo, GenerationRequest, PlannedRow, Status, TokenScore
+from regen.records import (
+    Completion,
+    EngineCounters,
+    EngineInfo,
+    GenerationRequest,
+    PlannedRow,
+    Status,
+    TokenScore,
+)
 
 
 class Engine(Protocol):
