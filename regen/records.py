@@ -519,12 +519,15 @@ class Left(StrEnum):
 class Totals:
     """What the store says is done: recomputed by replay, so that no number falls or counts twice.
 
-    `outcomes` by source and status, `reasons` of rows that are not ok, by status and reason. Tokens and generations are
-    those that the run has made: native rows are among the outcomes only.
+    `outcomes` by source and status, `reasons` of rows that are not ok, by status and reason; `replicas` are outcomes by
+    the slot that made them and status, `labels` generations by source and `Label`. Tokens and generations are those
+    that the run has made: native rows are among the outcomes only.
     """
 
     outcomes: Mapping[tuple[str, Status], int] = field(default_factory=dict)
     reasons: Mapping[tuple[Status, str], int] = field(default_factory=dict)
+    replicas: Mapping[tuple[int, Status], int] = field(default_factory=dict)
+    labels: Mapping[tuple[str, Label], int] = field(default_factory=dict)
     prompt_tokens: int = 0
     output_tokens: int = 0
     generations: int = 0
@@ -546,6 +549,7 @@ class Totals:
 class CoordinatorStatus:
     """What the driver and the progress line read. `error` is set when `phase` is `failed`.
 
+    `left` are rows of the plan that are still to be made, for the first time or again.
     `incarnation` differs after every restart of the coordinator; `commits` counts journal files and never falls;
     `hung` are slots whose process says nothing any more; `store_error` is set while the store is away.
     `session_sampled_tokens` are what engines have sampled since they started: more than what was received of this
@@ -568,3 +572,4 @@ class CoordinatorStatus:
     metrics_url: str | None = None
     store_error: str | None = None
     error: RegenError | None = None
+    left: int = 0
