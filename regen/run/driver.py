@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
-from regen.errors import RegenError
+from regen.errors import RegenError, UserError
 from regen.records import CoordinatorStatus, Phase, WorkerId
 from regen.run.setup import RunSetup, WorkerSetup
 
@@ -148,7 +148,8 @@ class Driver:
             try:
                 return await worker.run()
             except Exception as error:  # whatever it is, it is this replica's end, and must be heard of
-                left = 0 if self._drain_until is not None else allowed - incarnation
+                is_final = self._drain_until is not None or isinstance(error, UserError)
+                left = 0 if is_final else allowed - incarnation
                 self._say(f"replica {slot} is gone: {type(error).__name__}: {error}; restarts left: {left}")
                 if not left:
                     raise

@@ -56,7 +56,7 @@ def build_worker(setup: WorkerSetup, exchange: Exchange) -> Worker:
         target.template_kwargs,
         control_as_text=spec.policies.control_tokens == "text",
     )
-    return Worker(setup, build_engine(setup), template, exchange, build_parser(setup.answers, template))
+    return Worker(setup, build_engine(setup), template, exchange, partial(build_parser, setup.answers, template))
 
 
 def build_parser(answers: AnswerFormat, template: TokenizerTemplate) -> AnswerParser | None:

@@ -57,12 +57,14 @@ class Worker:
         engine: Engine,
         template: ChatTemplate,
         exchange: Exchange,
-        parser: AnswerParser | None = None,
+        make_parser: Callable[[], AnswerParser | None] = lambda: None,
     ) -> None:
+        """`make_parser` is called once, in a thread, before the engine is started: it may take seconds."""
         self._setup = setup
         self._engine = engine
         self._template = template
-        self._parser = parser
+        self._make_parser = make_parser
+        self._parser: AnswerParser | None = None
         self._exchange = exchange
         self._state = ReplicaState.STARTING
         self._info: EngineInfo | None = None
@@ -103,7 +105,7 @@ class Worker:
         False: told to stop meanwhile.
         """
         limit_seconds = self._setup.run.spec.engine.start_timeout_seconds
-        starting = asyncio.ensure_future(self._engine.start())
+        starting = asyncio.ensure_future(self._load())
         deadline = time.monotonic() + limit_seconds
         try:
             while not starting.done():
@@ -119,6 +121,11 @@ class Worker:
             return True
         finally:
             starting.cancel()
+
+    async def _load(self) -> EngineInfo:
+        """What reads answers first: that it cannot read this target's is better known before an engine has loaded."""
+        self._parser = await asyncio.to_thread(self._make_parser)
+        return await self._engine.start()
 
     async def _leave(self) -> None:
         self._state = ReplicaState.STOPPED

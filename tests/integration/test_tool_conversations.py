@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from regen.errors import SpecError
 from regen.run.local import LocalCluster
 from regen.run.session import seal_run
 from tests.runs import begin_run, drive, make_spec, shard_table
@@ -193,6 +194,11 @@ def test_kimis_calls_are_named_as_it_names_them(tmp_path: Path) -> None:
     (row,) = made(tmp_path, [recorded({"x": 1})], answers, target={"profile": "kimi-k2"})
     assert row["status"] == "ok"
     assert row["messages"][2]["tool_call_id"] == "functions.look:0"
+
+
+def test_a_parser_that_does_not_exist_ends_the_run_at_once(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="vLLM has no parser 'hermez'"):
+        made(tmp_path, [{"prompt": "ask"}], {"ask": "So."}, target={"tool_parser": "hermez"})
 
 
 def _then(question: str) -> list[dict[str, str]]:
