@@ -137,7 +137,8 @@ class Driver:
                 await self._end_without_replicas(coordinator, replicas, without_replicas_since)
             self._wake.clear()
             with suppress(TimeoutError):  # a drain is passed on at once: without our own grace, Ray gives 3 s in all
-                await asyncio.wait_for(self._wake.wait(), POLL_SECONDS)
+                async with asyncio.timeout(POLL_SECONDS):
+                    await self._wake.wait()
 
     async def _keep_replica(self, coordinator: CoordinatorHandle, slot: int) -> None:
         """One slot: an engine after another until one is told to stop. Raises when its restarts are used up."""

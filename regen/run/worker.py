@@ -159,8 +159,9 @@ class Worker:
         started = time.monotonic()
         await asyncio.sleep(PACE_SECONDS)
         self._loop_lag_seconds = max(0.0, time.monotonic() - started - PACE_SECONDS)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), EXCHANGE_SECONDS - PACE_SECONDS)
+        with suppress(TimeoutError):  # not wait_for: until Python 3.12 it loses a cancellation that meets its own wake-up
+            async with asyncio.timeout(EXCHANGE_SECONDS - PACE_SECONDS):
+                await self._wake.wait()
         self._wake.clear()
 
     # --- exchange --------------------------------------------------------------------------------
