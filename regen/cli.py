@@ -7,9 +7,11 @@ message; anything else is a defect and shows its trace.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +24,8 @@ from regen.records import Status
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from regen.run.doctor import Report
+    from regen.run.doctor_spec import SpecReport
     from regen.run.look import Look
     from regen.run.session import Standing
     from regen.run.start import Begun
@@ -116,6 +120,43 @@ def preflight(spec: Spec, as_json: AsJson = False) -> None:
 
 
 @app.command()
+def doctor(
+    subject: Annotated[
+        str,
+        typer.Argument(metavar="URL|SPEC", help="A running vLLM or SGLang server (http://HOST:PORT), or a spec file."),
+    ],
+    model: Annotated[str | None, typer.Option(help="Which of its models; without, the first.")] = None,
+    seconds: Annotated[float, typer.Option(min=5, max=3600, help="No more than this, all in all.")] = 120.0,
+    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Prompts at a time.")] = 8,
+    draft: Annotated[str | None, typer.Option(help="The draft's folder, to look into its files.")] = None,
+    expected: Annotated[str | None, typer.Option(help="From the draft's card, by position: 0.53,0.21,0.07.")] = None,
+    api_key_env: Annotated[str | None, typer.Option(metavar="VAR", help="The variable that holds the key.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Whether speculation works at a running server, or in a spec's own engine, by raw counts; exit 3 if not.
+
+    With a spec, only --seconds and --json count: the rest is what the spec says.
+    """
+    if "://" in subject:
+        from regen.run.doctor import DoctorOptions, examine_server
+
+        options = DoctorOptions(model, seconds, concurrency, draft, api_key_env, _shares(expected))
+        report: Report | SpecReport = examine_server(subject, options, _say)
+    else:
+        from regen.run.doctor_spec import examine_spec
+        from regen.spec import load_spec
+
+        with _engine_output_on_stderr(verbose=False):
+            report = examine_spec(load_spec(Path(subject)), seconds, _say)
+    if as_json:
+        print(json.dumps(report.to_json(), indent=1))
+    else:
+        _print_report(report)
+    if report.exit_code is not ExitCode.OK:
+        raise typer.Exit(report.exit_code)
+
+
+@app.command()
 def run(
     spec: Spec,
     address: Address = None,
@@ -133,8 +174,44 @@ def run(
 
 
 @app.command()
+def calibrate(
+    spec: Spec,
+    address: Address = None,
+    take_over: TakeOver = False,
+    again: Annotated[bool, typer.Option("--again", help="Measure although it was measured before.")] = False,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Measure whether speculation pays on the run's own rows, then stop. The rows made count toward the run."""
+    from regen.observe.tables import calibration_table
+    from regen.run.calibrate import require_speculation, standing_choice
+    from regen.run.setup import Purpose
+    from regen.run.start import StartOptions, begin
+    from regen.spec import load_spec
+
+    parsed = load_spec(spec)
+    require_speculation(parsed)
+    purpose = Purpose.CALIBRATE_AGAIN if again else Purpose.CALIBRATE
+    begun = begin(parsed, StartOptions(take_over=take_over, purpose=purpose), _say)
+    choice = None if again else standing_choice(begun.storage, begun.record.spec)
+    if choice is None:
+        _drive(begun, address, verbose, _console(to_stderr=as_json))
+        choice = standing_choice(begun.storage, begun.record.spec)
+    if choice is None:
+        _say("calibration has not come to an end: there was nothing left to measure with, or it was stopped")
+        raise typer.Exit(ExitCode.DRAINED)
+    if as_json:
+        print(json.dumps(choice.to_json(), indent=1))
+    else:
+        _console().print(calibration_table(choice))
+
+
+@app.command()
 def resume(
     run: Run,
+    draft: Annotated[str | None, typer.Option(help="Another draft from here on, as its folder or hub name.")] = None,
+    method: Annotated[str | None, typer.Option(help="With --draft: its method, if it is another.")] = None,
+    num_tokens: Annotated[int | None, typer.Option(help="With --draft: draft tokens a step, if others.")] = None,
     address: Address = None,
     take_over: TakeOver = False,
     accept_drift: AcceptDrift = False,
@@ -144,9 +221,13 @@ def resume(
     """Continue a run from its folder alone."""
     from regen.run.start import StartOptions
     from regen.run.start import resume as begin_again
+    from regen.run.wanted import NewDraft
 
+    if draft is None and (method is not None or num_tokens is not None):
+        raise typer.BadParameter("--method and --num-tokens go with --draft")
     options = StartOptions(take_over=take_over, accept_drift=accept_drift)
-    _conduct(begin_again(run, options, _say), address, allow_rejects, verbose)
+    new_draft = None if draft is None else NewDraft(draft, method, num_tokens)
+    _conduct(begin_again(run, options, _say, new_draft), address, allow_rejects, verbose)
 
 
 @app.command()
@@ -229,6 +310,50 @@ def seal(run: Run) -> None:
 
     shards = seal_complete(open_storage(run))
     print(f"{len(shards)} shards sealed, {sum(shard.rows for shard in shards):,} rows")
+
+
+@app.command()
+def report(run: Run, as_json: AsJson = False) -> None:
+    """How the draft was accepted: by source, turn, length and draft, and where it has most to gain."""
+    from regen.observe.acceptance_tables import report_tables
+    from regen.run.report import report as make_report
+    from regen.store.storage import open_storage
+
+    made = make_report(open_storage(run))
+    if as_json:
+        print(json.dumps(made.to_json(), indent=1))
+    else:
+        _console().print(report_tables(made))
+
+
+@app.command()
+def evaluate(
+    run: Run,
+    draft: Annotated[str, typer.Option(help="The head: a folder or a hub name.")],
+    method: Annotated[str, typer.Option(help="How it is run.")] = "eagle3",
+    num_tokens: Annotated[int | None, typer.Option(help="Draft tokens per step; by default the run's own.")] = None,
+    layer_convention: Annotated[str | None, typer.Option(help="As in a spec: input or output.")] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Rows of each source.")] = 64,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Try another head on rows of a run, beside what was recorded; exit 3 when it is refused or dead."""
+    from regen.observe.acceptance_tables import evaluation_table
+    from regen.run.evaluate import evaluate as make_evaluation
+    from regen.store.storage import open_storage
+
+    asked = {"method": method, "num_tokens": num_tokens, "layer_convention": layer_convention}
+    options = {name: value for name, value in asked.items() if value is not None}
+    with _engine_output_on_stderr(verbose):
+        made = make_evaluation(open_storage(run), draft, options, rows, _say)
+    if as_json:
+        print(json.dumps(made.to_json(), indent=1))
+    else:
+        _console().print(evaluation_table(made.title, made.sources, made.total))
+    for line in made.remarks():
+        _say(line)
+    if made.exit_code is not ExitCode.OK:
+        raise typer.Exit(made.exit_code)
 
 
 @app.command()
@@ -319,8 +444,50 @@ def _print_look(seen: Look) -> None:
     for status, reasons in seen.reasons.items():
         facts.append((status, ", ".join(f"{reason} {count:,}" for reason, count in reasons.items())))
     console.print(facts_table("Run", facts))
+    for decision in seen.decisions:
+        console.print(f"speculation: {decision}", highlight=False, soft_wrap=True, markup=False)
     if seen.planned is not None:
         console.print(totals_table(seen.planned, seen.totals))
+
+
+def _print_report(report: Report | SpecReport) -> None:
+    from regen.observe.tables import acceptance_table, facts_table, findings_table
+
+    console = _console()
+    console.print(facts_table("Examined", report.facts()))
+    if rows := report.counts():
+        console.print(acceptance_table("Raw counts", rows))
+    if findings := report.all_findings():
+        console.print(findings_table(findings, "Findings"))
+    console.print(facts_table("Verdict", report.conclusion()))
+
+
+def _shares(text: str | None) -> tuple[float, ...] | None:
+    """Shares by position, in 0..1."""
+    if text is None:
+        return None
+    try:
+        shares = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        shares = ()
+    if not shares or not all(0 <= share <= 1 for share in shares):
+        raise typer.BadParameter(f"--expected {text!r}: shares between 0 and 1 are wanted, like 0.53,0.21,0.07")
+    return shares
+
+
+@contextmanager
+def _engine_output_on_stderr(verbose: bool) -> Iterator[None]:
+    """An engine in this process writes its log to the standard output, where a reader of JSON has no use for it."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if verbose else "ERROR")
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _say(text: str) -> None:
@@ -328,7 +495,7 @@ def _say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def _console() -> Console:
+def _console(to_stderr: bool = False) -> Console:
     from regen.observe.live import TirelessConsole
 
-    return TirelessConsole()
+    return TirelessConsole(stderr=to_stderr)

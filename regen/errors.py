@@ -15,7 +15,8 @@
     |-- EngineError          the driver replaces the replica; its rows lose no attempt
     |   |-- EngineStartFailed    bounded restarts, then the run ends          exit 8
     |   |-- EngineDied                                                        exit 8
-    |   `-- EngineStalled                                                     exit 8
+    |   |-- EngineStalled                                                     exit 8
+    |   `-- ServerUnavailable    a server of somebody else's does not answer   exit 8
     |-- SpeculationFailed    nobody: measured not to work, and the spec says `fail`  exit 11
     `-- RowError             only that row is concerned
         |-- RowRefused           nobody: the row can never be sent, it is `rejected`
@@ -126,6 +127,10 @@ class EngineDied(EngineError):
 
 class EngineStalled(EngineError):
     """Work was assigned and no token came for `engine.stall_timeout_seconds`."""
+
+
+class ServerUnavailable(EngineError):
+    """A server that somebody else runs cannot be reached, or does not answer as such a server does."""
 
 
 class SpeculationFailed(RegenError):

@@ -488,21 +488,22 @@ class ExchangeRequest:
     failed: tuple[FailedAttempt, ...]
     free_slots: int
     stats: ReplicaStats
+    wants_warmup: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeReply:
     """`settled` ordinals need not be held any more; `resend` are finished rows that the coordinator does not have.
 
-    `warmup` are rows to warm up with, only for a worker that asked (it is `warming` and has not reported): they are not
-    leased, and nothing of them is kept.
+    `warmup` are rows to warm up with, only for a worker that asked for them (`wants_warmup`): they are not leased, and
+    nothing of them is kept. None: they cannot be had now.
     """
 
     command: Command
     settled: tuple[int, ...] = ()
     resend: tuple[int, ...] = ()
     leases: tuple[Lease, ...] = ()
-    warmup: tuple[PlannedRow, ...] = ()
+    warmup: tuple[PlannedRow, ...] | None = None
 
 
 class Left(StrEnum):
@@ -546,6 +547,21 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeculationStatus:
+    """What is known of speculation now: by replica slot the arm of its engine and the latest verdict on it.
+
+    `phase` is `off`, `configured` (as the spec has it), `calibrating` or `decided`; `decisions` are sentences for
+    people, the newest last. `cells` say how drafts fare by source, prompt length and position (speculative/guard.py).
+    """
+
+    phase: str = "off"
+    arms: Mapping[int, str] = field(default_factory=dict)
+    verdicts: Mapping[int, str] = field(default_factory=dict)
+    decisions: tuple[str, ...] = ()
+    cells: tuple[Mapping[str, object], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class CoordinatorStatus:
     """What the driver and the progress line read. `error` is set when `phase` is `failed`.
 
@@ -569,6 +585,7 @@ class CoordinatorStatus:
     session_rows: int
     session_seconds: float
     hung: tuple[int, ...] = ()
+    speculation: SpeculationStatus = SpeculationStatus()
     metrics_url: str | None = None
     store_error: str | None = None
     error: RegenError | None = None

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from regen.records import (
     Acceptance,
@@ -160,6 +162,32 @@ def from_bytes(data: bytes) -> pa.Table:
 def from_table(table: pa.Table) -> list[OutputRow]:
     """Rows back as values (tests, reports): the inverse of `to_table`."""
     return [_row(values) for values in table.to_pylist()]
+
+
+@dataclass(frozen=True, slots=True)
+class SeenGeneration:
+    """What was seen of one generation: its row's source and outcome, the prompt's length, what was accepted."""
+
+    source: str
+    status: Status
+    prompt_tokens: int
+    acceptance: Acceptance | None
+
+
+def seen_generations(table: pa.Table) -> Iterator[SeenGeneration]:
+    """Of every row of a table in `SCHEMA`, in order. Reads lengths, not ids."""
+    generations = pc.list_flatten(table.column("generations"))
+    lengths = iter(pc.list_value_length(pc.struct_field(generations, "prompt_token_ids")).to_pylist())
+    columns = (
+        table.column("source"),
+        table.column("status"),
+        pc.list_value_length(table.column("generations")),
+        pc.struct_field(table.column("observed"), "generations"),
+    )
+    for source, status, count, seen in zip(*(column.to_pylist() for column in columns), strict=True):
+        prompt_tokens = list(islice(lengths, count))
+        for values, tokens in zip(seen, prompt_tokens, strict=False):  # a row that passed through was not observed
+            yield SeenGeneration(source, Status(status), tokens, _acceptance(values))
 
 
 def _message_values(message: Message) -> dict[str, Any]:

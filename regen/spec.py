@@ -1,8 +1,7 @@
 """The spec file: strict data, checked in full before anything is started.
 
 Every field is explained beside it; `regen init` prints these explanations. Unknown keys are refused, conflicts name
-both fields, an error names the path of the key. What this version reads but does not act on yet is listed by
-`not_acted_on`, and said aloud at every start: nothing is ignored in silence.
+both fields, an error names the path of the key.
 """
 
 from __future__ import annotations
@@ -179,12 +178,26 @@ class VllmEngineSpec(_EngineCommon):
 class FakeFault(_Strict):
     """One scripted fault of the fake engine."""
 
-    kind: Literal["die", "hang", "fail", "garbage", "refuse", "die_at_start", "hang_at_start"] = Field(
+    kind: Literal[
+        "die",
+        "hang",
+        "fail",
+        "garbage",
+        "refuse",
+        "die_at_start",
+        "hang_at_start",
+        "salad",
+        "counters_absent",
+        "reject_drafts",
+    ] = Field(
         description="die: every request fails from then on. hang: no more tokens. fail: this attempt. refuse: for good."
+        " Only with speculation on: salad, an answer's tokens shuffled; and from then on for good, counters_absent and"
+        " reject_drafts."
     )
     replica: int | None = Field(None, ge=0, description="Only in this replica slot.")
     after_requests: int = Field(0, ge=0, description="Not before the engine has had so many requests.")
     times: int = Field(1, ge=1, description="How often it strikes in one engine's life.")
+    every: int = Field(1, ge=1, description="It strikes at each so-many-th request that it could strike at.")
     lives: int = Field(1, ge=1, description="In how many engines of a slot, one replacing the other.")
 
 
@@ -193,6 +206,35 @@ class FakeAnswer(_Strict):
 
     prompt_ids: list[int] = Field(min_length=1, description="Given where these ids stand in a row in the prompt.")
     ids: list[int] = Field(min_length=1, description="The answer; cut at the cap, else closed by end_token_id.")
+
+
+class FakeCost(_Strict):
+    """What one decoding step of the whole batch costs, in units of `step_seconds`: speculation's is a line."""
+
+    without: float = Field(1.0, gt=0, description="A step in which nothing is drafted.")
+    with_speculation: list[tuple[int, float]] = Field(
+        default_factory=lambda: [(1, 1.1), (64, 2.6)],
+        min_length=1,
+        description="A step that verifies drafts: [running sequences, cost], with straight lines between them.",
+    )
+
+    @model_validator(mode="after")
+    def _checked(self) -> FakeCost:
+        sizes = [size for size, _ in self.with_speculation]
+        if sizes != sorted(set(sizes)) or sizes[0] < 1 or min(cost for _, cost in self.with_speculation) <= 0:
+            raise ValueError("with_speculation: batch sizes must rise, from 1 on, and costs be above 0")
+        return self
+
+    def of(self, batch: int, drafted: int) -> float:
+        """The cost of a step of `batch` sequences for each of which so many tokens are drafted."""
+        if not drafted:
+            return self.without
+        before = [point for point in self.with_speculation if point[0] <= batch]
+        after = [point for point in self.with_speculation if point[0] > batch]
+        if not before or not after:
+            return (before[-1:] or after)[0][1]
+        (low, cheap), (high, dear) = before[-1], after[0]
+        return cheap + (dear - cheap) * (batch - low) / (high - low)
 
 
 class FakeEngineSpec(_EngineCommon):
@@ -208,6 +250,12 @@ class FakeEngineSpec(_EngineCommon):
         default_factory=lambda: [0.7, 0.4, 0.2],
         description="With speculation on: share of steps that accept at least so many draft tokens.",
     )
+    acceptance_by_method: dict[str, list[Share]] = Field(
+        default_factory=dict, description="The same for single methods, for example {ngram: [0.2, 0.1]}."
+    )
+    cost: FakeCost | None = Field(
+        None, description="Steps of one batch for all sequences, and what they cost. Unset: each has its own steps."
+    )
     counters_absent: bool = Field(False, description="Speculation is on and its counters are not to be had.")
     vocabulary: tuple[int, int] = Field((97, 122), description="Answers use ids from this range, both ends included.")
     end_token_id: int = Field(1, ge=0, description="Closes each answer that is not cut.")
@@ -220,6 +268,8 @@ class FakeEngineSpec(_EngineCommon):
     def _checked(self) -> FakeEngineSpec:
         if self.vocabulary[0] > self.vocabulary[1]:
             raise ValueError(f"vocabulary: {self.vocabulary} ends before it begins")
+        if self.cost is not None and not self.step_seconds:
+            raise ValueError("cost: it multiplies step_seconds, which is 0")
         return self
 
 
@@ -230,7 +280,9 @@ class ExpectedAcceptance(_Strict):
     """What the draft's card promises."""
 
     by_position: list[Share] = Field(min_length=1, description="Share of steps that accept at least so many tokens.")
-    tolerance: Share = Field(0.3, description="How far below is still as promised, as a share.")
+    tolerance: Share = Field(
+        0.3, description="How far below is still as promised, as a share; each position builds on the one before."
+    )
 
 
 class WarmupSpec(_Strict):
@@ -243,10 +295,10 @@ class WarmupSpec(_Strict):
     drafts: int = Field(500, ge=1, description="Verification steps that a verdict needs.")
     seconds: float = Field(180, gt=0, description="Without a verdict by then the engine goes on as undecided.")
     canary_rows: int = Field(
-        8, ge=0, description="Greedy answers compared with what the target says without speculation."
+        32, ge=0, description="Greedy answers compared with what the target says without speculation."
     )
     canary_margin: float = Field(
-        1.0, gt=0, description="How far below the target's best a token may be, in nats: kernels round differently."
+        2.0, gt=0, description="How far below the target's best a token may be, in nats: kernels round differently."
     )
 
 
@@ -670,12 +722,6 @@ def with_absolute_paths(spec: RunSpec) -> RunSpec:
             "rows": rows,
         }
     )
-
-
-def not_acted_on(spec: RunSpec) -> list[str]:
-    """Settings that were given, are kept with the run, and change nothing in this version; said aloud at the start."""
-    given = spec.speculation.model_fields_set if spec.speculation else frozenset()
-    return [f"speculation.{name}" for name in ("expected", "gate", "guard", "calibrate") if name in given]
 
 
 def output_shaping(spec: RunSpec) -> dict[str, Any]:

@@ -51,3 +51,12 @@ def shared_prompts() -> Path:
     if not folder.is_dir():
         pytest.skip(f"{folder} is not there")
     return folder
+
+
+@pytest.fixture(scope="session")
+def head() -> Path:
+    """A trained EAGLE-3 head for SmolLM2 that lies beside the checkout on some machines; skipped without."""
+    folder = REPOSITORY.parent / "shared" / "data" / "heads" / "smollm2-eagle3"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not there")
+    return folder

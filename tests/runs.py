@@ -10,10 +10,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from regen.data.target import resolve_target
 from regen.records import CoordinatorStatus
 from regen.run.driver import Cluster, Driver
+from regen.run.preflight import examine
 from regen.run.start import Begun, StartOptions, begin
-from regen.spec import RunSpec, parse_spec
+from regen.spec import RunSpec, SpeculationSpec, parse_spec
+from regen.speculative.evidence import Severity
+from regen.store.storage import open_storage
+from tests.heads import eagle3
 from tests.toy_target import build_toy_target
 
 NOT_DETERMINED = ("observed",)
@@ -85,3 +90,17 @@ def shard_table(run_folder: Path) -> pa.Table:
 def determined(run_folder: Path) -> list[dict[str, Any]]:
     """The determined columns of all sealed rows."""
     return shard_table(run_folder).drop_columns(list(NOT_DETERMINED)).to_pylist()
+
+
+def with_draft(spec: RunSpec, folder: Path, **changes: Any) -> RunSpec:
+    """The spec with an EAGLE-3 head on, which is not made for the toy target: what preflight says of it is accepted."""
+    draft = folder / "head"
+    if not draft.exists():
+        eagle3().write(draft)
+    section = {"method": "eagle3", "draft": str(draft), "num_tokens": 3, "calibrate": "off", **changes}
+    given = SpeculationSpec.model_validate(section)
+    findings = examine(
+        spec.model_copy(update={"speculation": given}), resolve_target(spec.target), open_storage(spec.output)
+    )
+    refused = sorted({finding.code for finding in findings if finding.severity is Severity.REFUSE})
+    return spec.model_copy(update={"speculation": SpeculationSpec.model_validate({**section, "accept": refused})})

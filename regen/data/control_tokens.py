@@ -6,6 +6,7 @@ Control tokens are the tokenizer's special tokens, and those of its other added 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -56,12 +57,15 @@ class ControlTokens:
         pattern = self._special if only_special else self._all
         return tuple(dict.fromkeys(pattern.findall(text))) if pattern else ()
 
-    def masked(self, messages: tuple[Mapping[str, object], ...]) -> Masked | None:
-        """What is given (answers are the target's own), its control tokens behind marks; None if there are none."""
+    def masked(self, messages: tuple[Mapping[str, object], ...], beside: str) -> Masked | None:
+        """What is given (answers are the target's own), its control tokens behind marks; None if there are none.
+
+        `beside`: other text of the row that is rendered; marks are made of a character that stands nowhere.
+        """
         pattern = self._all
         if pattern is None or not any(pattern.search(_content(message)) for message in messages):
             return None
-        everything = repr(messages)
+        everything = beside + json.dumps(messages, ensure_ascii=False)
         mark = next(char for char in map(chr, range(_FIRST_MARK, _FIRST_MARK + 10_000)) if char not in everything)
         masking = _Masking(mark)
         replaced = tuple(

@@ -104,7 +104,7 @@ class TokenizerTemplate:
             **self._kwargs,
             **_row_kwargs(kwargs_json),
         }
-        masked = self._control.masked(messages) if self._control_as_text else None
+        masked = self._control.masked(messages, tools_json or "") if self._control_as_text else None
         try:
             with self._turn:
                 ids = self._ids(messages, arguments) if masked is None else self._ids_of_pieces(masked, arguments)

@@ -1,7 +1,8 @@
 """An ordinary engine without a model: seeded answers, scripted time, faults and acceptance counters.
 
 Answers follow from the prompt's ids, the seed and the cap alone, never from timing, batch or replica: a run over this
-engine can be compared row by row with another. Time passes only through `step_seconds` and `start_seconds`.
+engine can be compared row by row with another. Time passes only through `step_seconds` and `start_seconds`: each
+sequence has its own steps, or, with `cost`, all share the steps of one batch (engines/fake_time.py).
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import asyncio
 import hashlib
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from regen.engines.fake_time import Drafting, StepLoop, accepted_of
 from regen.errors import EngineDied, EngineStartFailed, RowFailed, RowRefused
 from regen.records import (
     Acceptance,
@@ -42,10 +44,15 @@ class FakeEngine:
             fault for fault in spec.faults if fault.replica in (None, worker.slot) and worker.incarnation < fault.lives
         ]
         self._strikes: dict[int, int] = {}
+        self._chances: dict[int, int] = {}
         self._slots = asyncio.Semaphore(spec.slots)
-        self._counters = EngineCounters(acceptance=None if self._acceptance_is_absent else Acceptance())
         self._requests = 0
+        self._counters = EngineCounters(acceptance=None if self._acceptance_is_absent else Acceptance())
         self._dead = asyncio.Event()
+        self._drafting = Drafting(speculation)
+        self._steps: StepLoop | None = None
+        if spec.cost is not None:
+            self._steps = StepLoop(spec.slots, spec.step_seconds, spec.cost, self._drafting, self._shares)
 
     async def start(self) -> EngineInfo:
         if self._strike("hang_at_start"):
@@ -88,16 +95,21 @@ class FakeEngine:
         )
 
     def counters(self) -> EngineCounters:
-        return self._counters
+        self._count_steps()
+        return replace(self._counters, acceptance=None) if self._acceptance_is_absent else self._counters
 
     async def close(self) -> None:
         self._dead.set()
+        if self._steps is not None:
+            self._steps.close()
 
     @property
     def _acceptance_is_absent(self) -> bool:
-        return self._speculation is None or self._spec.counters_absent
+        return self._speculation is None or self._spec.counters_absent or self._is_under("counters_absent")
 
     async def _generate(self, request: GenerationRequest, on_tokens: Callable[[int], None]) -> Completion:
+        if self._steps is not None:
+            return await self._decode_in_batch(self._steps, request, on_tokens)
         self._count(waiting=1)
         try:
             await self._slots.acquire()
@@ -115,14 +127,16 @@ class FakeEngine:
         draw = self._draw(request)
         token_ids, finish_reason = self._answer(request, draw)
         steps, acceptance = self._speculate(len(token_ids), draw)
-        emitted = 0
+        emitted, counted = 0, Acceptance()
+        self._record(prompt_tokens=len(request.prompt_token_ids))
         for step in range(0, steps, PROGRESS_TOKENS):
             batch = min(PROGRESS_TOKENS, steps - step)
             await asyncio.sleep(batch * self._spec.step_seconds)
             new = math.ceil(len(token_ids) * (step + batch) / steps) - emitted
             emitted += new
             on_tokens(new)
-        self._record(request, len(token_ids), acceptance)
+            before, counted = counted, _part(acceptance or Acceptance(), step + batch, steps)
+            self._record(new, acceptance=_less(counted, before))
         return Completion(
             token_ids=token_ids,
             finish_reason=finish_reason,
@@ -131,6 +145,37 @@ class FakeEngine:
             queue_seconds=0.0,
             first_token_seconds=self._spec.step_seconds,
             decode_seconds=steps * self._spec.step_seconds,
+        )
+
+    async def _decode_in_batch(
+        self, steps: StepLoop, request: GenerationRequest, on_tokens: Callable[[int], None]
+    ) -> Completion:
+        await self._suffer(request)
+        draw = self._draw(request)
+        token_ids, finish_reason = self._answer(request, draw)
+        self._record(prompt_tokens=len(request.prompt_token_ids))
+        made = await steps.decode(len(token_ids), draw, on_tokens)
+        return Completion(
+            token_ids=token_ids,
+            finish_reason=finish_reason,
+            stop_reason=None,
+            acceptance=None if self._acceptance_is_absent else made.acceptance,
+            queue_seconds=made.began_at - made.asked_at,
+            first_token_seconds=made.first_token_at - made.began_at,
+            decode_seconds=made.ended_at - made.began_at,
+        )
+
+    def _count_steps(self) -> None:
+        """What the shared steps have made so far; without them everything is counted where it happens."""
+        if (steps := self._steps) is None:
+            return
+        self._counters = replace(
+            self._counters,
+            output_tokens=steps.totals.output_tokens,
+            running=len(steps.running),
+            waiting=len(steps.waiting),
+            kv_usage=min(1.0, len(steps.running) / self._spec.slots),
+            acceptance=None if self._speculation is None else steps.totals.acceptance,
         )
 
     async def _suffer(self, request: GenerationRequest) -> None:
@@ -150,10 +195,15 @@ class FakeEngine:
     def _struck_by(self, index: int, fault: FakeFault) -> bool:
         if self._requests <= fault.after_requests and not fault.kind.endswith("_at_start"):
             return False
-        if self._strikes.get(index, 0) >= fault.times:
+        self._chances[index] = self._chances.get(index, 0) + 1
+        if self._chances[index] % fault.every or self._strikes.get(index, 0) >= fault.times:
             return False
         self._strikes[index] = self._strikes.get(index, 0) + 1
         return True
+
+    def _is_under(self, kind: str) -> bool:
+        """Whether a fault that lasts has set in."""
+        return any(fault.kind == kind and self._requests > fault.after_requests for fault in self._faults)
 
     def _draw(self, request: GenerationRequest) -> random.Random:
         if request.sampling.temperature == 0:
@@ -179,6 +229,8 @@ class FakeEngine:
         words = list(self._words(draw, min(length, request.cap)))
         if self._strike("garbage"):
             words = [self._spec.vocabulary[0]] * len(words)
+        if self._speculation is not None and self._strike("salad"):
+            random.Random(len(words)).shuffle(words)
         if length >= request.cap:
             return tuple(words), FinishReason.LENGTH
         return (*words, self._spec.end_token_id), FinishReason.STOP
@@ -201,27 +253,31 @@ class FakeEngine:
         """(decoding steps, counters) for so many tokens: one token a step without speculation."""
         if self._speculation is None:
             return tokens, None
-        depth = self._speculation.num_tokens
-        shares = (*self._spec.acceptance_by_position[:depth], *[0.0] * depth)[:depth]
-        by_position = [0] * depth
-        drafts = 0
+        depth = self._drafting.depth(self._counters.running)
+        shares, by_position = self._shares(), [0] * self._drafting.most
+        steps, drafts = 1, 0
         emitted = 1  # the first token comes from the prompt's own pass, before anything was drafted
         while emitted < tokens:
-            roll = draw.random()
-            accepted = next((position for position, share in enumerate(shares) if roll >= share), depth)
+            accepted = accepted_of(depth, shares, draw) if depth else 0
             for position in range(accepted):
                 by_position[position] += 1
-            drafts += 1
+            steps, drafts = steps + 1, drafts + (depth > 0)
             emitted += 1 + accepted
         acceptance = Acceptance(drafts, drafts * depth, sum(by_position), tuple(by_position))
-        return drafts + 1, None if self._acceptance_is_absent else acceptance
+        return steps, None if self._acceptance_is_absent else acceptance
 
-    def _record(self, request: GenerationRequest, tokens: int, acceptance: Acceptance | None) -> None:
+    def _shares(self) -> Sequence[float]:
+        """Of steps that accept at least one, two, ... draft tokens."""
+        if self._speculation is None or self._is_under("reject_drafts"):
+            return ()
+        return self._spec.acceptance_by_method.get(self._speculation.method, self._spec.acceptance_by_position)
+
+    def _record(self, tokens: int = 0, prompt_tokens: int = 0, acceptance: Acceptance | None = None) -> None:
         seen = self._counters.acceptance
         self._counters = replace(
             self._counters,
             output_tokens=self._counters.output_tokens + tokens,
-            prompt_tokens=self._counters.prompt_tokens + len(request.prompt_token_ids),
+            prompt_tokens=self._counters.prompt_tokens + prompt_tokens,
             acceptance=seen + acceptance if seen is not None and acceptance is not None else seen,
         )
 
@@ -232,6 +288,18 @@ class FakeEngine:
             waiting=self._counters.waiting + waiting,
             kv_usage=min(1.0, (self._counters.running + running) / self._spec.slots),
         )
+
+
+def _part(whole: Acceptance, done: int, steps: int) -> Acceptance:
+    """What of an answer's counters so many of its steps have made; all of them in the end."""
+    by_position = tuple(count * done // steps for count in whole.accepted_by_position)
+    return Acceptance(whole.drafts * done // steps, whole.drafted * done // steps, sum(by_position), by_position)
+
+
+def _less(now: Acceptance, before: Acceptance) -> Acceptance:
+    earlier = (*before.accepted_by_position, *[0] * len(now.accepted_by_position))
+    by_position = tuple(count - past for count, past in zip(now.accepted_by_position, earlier, strict=False))
+    return Acceptance(now.drafts - before.drafts, now.drafted - before.drafted, sum(by_position), by_position)
 
 
 def _greedy_draw(prompt_token_ids: tuple[int, ...]) -> random.Random:

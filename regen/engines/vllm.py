@@ -36,6 +36,7 @@ PROGRESS_TOKENS = 64
 # Engines that were shut down are kept until the process ends. vLLM 0.32 leaves their ZeroMQ context to the garbage
 # collector, which warns, and may block while it ends the context. A worker's process has one engine in its life.
 _ENDED: list[Any] = []
+_CPU_WORKER = "regen.engines.vllm_cpu_worker.WorkerExtension"
 
 
 class VllmEngine:
@@ -131,13 +132,20 @@ class VllmEngine:
 
     def _load(self) -> Any:
         from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.platforms import current_platform
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
         draft = None if self._draft_folder is None else str(self._draft_folder())
         arguments = AsyncEngineArgs(
             **engine_arguments(
-                self._model, self._revision, self._trust_remote_code, self._spec, self._speculation, draft
+                self._model,
+                self._revision,
+                self._trust_remote_code,
+                self._spec,
+                self._speculation,
+                draft,
+                is_cpu=current_platform.is_cpu(),
             )
         )
         # vLLM sizes its batches by how it is used: as an offline `LLM` (16k tokens a step on large GPUs), or as a
@@ -165,10 +173,12 @@ def engine_arguments(
     spec: VllmEngineSpec,
     speculation: SpeculationSpec | None,
     draft: str | None = None,
+    is_cpu: bool = False,
 ) -> dict[str, Any]:
     """What `AsyncEngineArgs` is made with. The spec's own fields win; `spec.args` may not name them (spec.py).
 
-    `draft`, if given, is loaded in place of `speculation.draft`.
+    `draft`, if given, is loaded in place of `speculation.draft`. On a CPU, workers that speculate are mended. Raises
+    ValueError where the spec has a worker extension of its own then: vLLM takes one.
     """
     arguments: dict[str, Any] = {
         "disable_log_stats": True,  # vLLM's periodic log lines; regen's own stat logger is installed all the same
@@ -184,6 +194,10 @@ def engine_arguments(
     if speculation is not None:
         arguments["speculative_config"] = speculative_config(speculation, draft)
         arguments["per_request_spec_decode_metrics"] = "summary"
+        if is_cpu:
+            if "worker_extension_cls" in spec.args:
+                raise ValueError(f"engine.args.worker_extension_cls: on a CPU, speculation needs {_CPU_WORKER} there")
+            arguments["worker_extension_cls"] = _CPU_WORKER
     return arguments
 
 

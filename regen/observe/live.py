@@ -40,6 +40,7 @@ class ProgressLine(AbstractContextManager["ProgressLine"]):
         self._phase: Phase | None = None
         self._metrics_url: str | None = None
         self._incarnation = ""
+        self._told: set[str] = set()
 
     def __enter__(self) -> ProgressLine:
         if self._live is not None:
@@ -62,6 +63,10 @@ class ProgressLine(AbstractContextManager["ProgressLine"]):
         if status.metrics_url is not None and self._metrics_url is None:
             self._metrics_url = status.metrics_url
             self.say(f"metrics: {status.metrics_url}")
+        for decision in status.speculation.decisions:
+            if decision not in self._told:
+                self._told.add(decision)
+                self.say(f"speculation: {decision}")
         if self._live is not None:
             self._live.update(Text(line))
         elif now - self._printed_at >= PLAIN_LINE_SECONDS or status.phase is not self._phase:
@@ -80,6 +85,10 @@ class ProgressLine(AbstractContextManager["ProgressLine"]):
             f"{status.uncommitted_rows:,} finished",
             f"{status.in_flight:,} in flight",
         ]
+        if status.speculation.phase == "calibrating":
+            parts.append("measuring whether speculation pays")
+        if warming := sum(stats.state is ReplicaState.WARMING for stats in status.replicas.values()):
+            parts.append(f"{warming} of {len(status.replicas)} engines warming up")
         if starting := sum(stats.state is ReplicaState.STARTING for stats in status.replicas.values()):
             parts.append(f"{starting} of {len(status.replicas)} engines starting")
         if progress.tokens_per_second is not None:

@@ -84,6 +84,17 @@ def _replica_accept_length(stats: Any) -> float:
     return (acceptance.accept_length or 0.0) if acceptance else 0.0
 
 
+# Of the gate and of the guard.
+VERDICTS = ("unknown", "healthy", "undecided", "dead", "absent", "off_profile", "garbage", "collapsed", "decayed")
+
+
+def _verdicts(snapshot: Snapshot) -> Iterator[Sample]:
+    known = snapshot.status.speculation.verdicts
+    for slot in sorted(snapshot.status.replicas):
+        for verdict in VERDICTS:
+            yield (str(slot), verdict), float(known.get(slot, "unknown") == verdict)
+
+
 SERIES: tuple[Series, ...] = (
     Series(
         "regen_rows_planned",
@@ -218,6 +229,30 @@ SERIES: tuple[Series, ...] = (
         "Accept length since this engine started; 0 before any step, or without counters.",
         ("replica",),
         _by_replica(_replica_accept_length),
+    ),
+    Series(
+        "regen_replica_speculation_verdict",
+        Kind.GAUGE,
+        "1 for the latest verdict on this replica's speculation, 0 for the others; warm-up first, then the guard.",
+        ("replica", "verdict"),
+        _verdicts,
+    ),
+    Series(
+        "regen_replica_speculating",
+        Kind.GAUGE,
+        "1 while this replica's engine was started with speculation, 0 while without.",
+        ("replica",),
+        lambda snapshot: [
+            ((str(slot),), float(snapshot.status.speculation.arms.get(slot, "off") != "off"))
+            for slot in sorted(snapshot.status.replicas)
+        ],
+    ),
+    Series(
+        "regen_calibrating",
+        Kind.GAUGE,
+        "1 while it is measured whether speculation pays.",
+        (),
+        _one(lambda snapshot: float(snapshot.status.speculation.phase == "calibrating")),
     ),
     Series(
         "regen_replica_kv_usage_ratio",

@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from regen.records import Status, Totals
+from regen.records import Acceptance, Status, Totals
 
 
 class RejectedFacts(Protocol):
@@ -67,9 +67,9 @@ class FindingFacts(Protocol):
     def fix(self) -> str: ...
 
 
-def findings_table(findings: Sequence[FindingFacts]) -> Table:
+def findings_table(findings: Sequence[FindingFacts], title: str = "Preflight") -> Table:
     """One line a finding: how bad, its code, what was found, why it matters and what to do."""
-    table = _left("Preflight")
+    table = _left(title)
     for name in ("", "code"):
         table.add_column(name, no_wrap=True)
     for name in ("found", "why, and what to do"):
@@ -78,6 +78,19 @@ def findings_table(findings: Sequence[FindingFacts]) -> Table:
         table.add_row(
             *map(_plain, (str(finding.severity), finding.code, finding.found, f"{finding.why} {finding.fix}"))
         )
+    return table
+
+
+def acceptance_table(title: str, rows: Iterable[tuple[str, Acceptance]]) -> Table:
+    """One line a name: verifications, draft tokens, accepted, accept length, and the share accepted by position."""
+    table = _left(title)
+    table.add_column("", no_wrap=True)
+    for name in ("verifications", "drafted", "accepted", "accept length", "by position"):
+        table.add_column(name, justify="right")
+    for name, seen in rows:
+        length = "-" if seen.accept_length is None else f"{seen.accept_length:.2f}"
+        shares = [f"{count / seen.drafts:.2f}" for count in seen.accepted_by_position if seen.drafts]
+        table.add_row(Text(name), *_numbers(seen.drafts, seen.drafted, seen.accepted), length, " ".join(shares))
     return table
 
 
@@ -125,6 +138,36 @@ def totals_table(planned: int, totals: Totals) -> Group:
     table.add_row("all", *_numbers(*(by_status[status] for status in statuses), totals.done))
     verdict = "every one has its outcome" if totals.done == planned else f"{planned - totals.done:,} still to do"
     return Group(table, _plain(f"{planned:,} planned, {verdict}; {tokens_line(totals)}"))
+
+
+class ChoiceFacts(Protocol):
+    """What the calibration's table shows: a row of figures for each arm, and what follows from them."""
+
+    @property
+    def arm(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def arms(self) -> Sequence[Mapping[str, object]]: ...
+
+
+def calibration_table(choice: ChoiceFacts) -> Group:
+    """One line a setting, the columns as they were measured; below it the choice and why."""
+    table = _left("Calibration")
+    columns = list(choice.arms[0]) if choice.arms else []
+    for name in columns:
+        table.add_column(name.replace("_", " "), justify="left" if name == "arm" else "right")
+    for figures in choice.arms:
+        table.add_row(*(_figure(figures.get(name)) for name in columns))
+    return Group(table, _plain(f"chosen: {choice.arm}. {choice.reason}"))
+
+
+def _figure(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.3g}" if abs(value) < 100 else f"{value:,.0f}"
+    if isinstance(value, list | tuple):
+        return " to ".join(map(_figure, value))
+    return "" if value is None else str(value)
 
 
 def facts_table(title: str, facts: Iterable[tuple[str, str]]) -> Table:

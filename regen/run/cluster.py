@@ -24,10 +24,10 @@ from ray.job_submission import JobSubmissionClient
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from regen.errors import EngineDied, RegenError, UserError
-from regen.records import CoordinatorStatus, ExchangeReply, ExchangeRequest, WorkerId
+from regen.records import CoordinatorStatus, ExchangeReply, ExchangeRequest, Left, WorkerId
 from regen.run.coordinator import Coordinator
 from regen.run.replica import build_worker
-from regen.run.setup import RunSetup, WorkerSetup
+from regen.run.setup import Assignment, RunSetup, WorkerSetup
 from regen.spec import EngineSpec, RunSpec, VllmEngineSpec, dump_spec, with_absolute_paths
 
 # `ray job stop` sends SIGTERM and, so long after it, SIGKILL. Ray's own default of 3 s is too short to end a row in.
@@ -79,6 +79,10 @@ class RayCoordinator:
     async def drain(self, seconds: float) -> None:
         await _answered(self.actor.drain.remote(seconds))
 
+    async def assignment(self, slot: int) -> Assignment | None:
+        assignment: Assignment | None = await _answered(self.actor.assignment.remote(slot))
+        return assignment
+
     async def worker_gone(self, worker: WorkerId) -> None:
         await _answered(self.actor.worker_gone.remote(worker))
 
@@ -92,10 +96,10 @@ class RayWorker:
     wants: dict[str, Any]
     log: Callable[[str], None]
 
-    async def run(self) -> None:
+    async def run(self) -> Left:
         waiting = asyncio.ensure_future(self._say_if_not_placed())
         try:
-            await self.actor.run.remote()
+            return Left(await self.actor.run.remote())
         except RayTaskError as error:
             raise _own(error) from None
         except RayActorError as error:
@@ -225,6 +229,9 @@ class CoordinatorActor:
     async def drain(self, seconds: float) -> None:
         await self._coordinator.drain(seconds)
 
+    async def assignment(self, slot: int) -> Assignment | None:
+        return await self._coordinator.assignment(slot)
+
     async def worker_gone(self, worker: WorkerId) -> None:
         await self._coordinator.worker_gone(worker)
 
@@ -238,8 +245,8 @@ class ReplicaActor:
     async def is_placed(self) -> None:
         """Answers as soon as Ray has found a node for this actor and its process has come up."""
 
-    async def run(self) -> None:
-        await build_worker(self._setup, self._exchange).run()
+    async def run(self) -> Left:
+        return await build_worker(self._setup, self._exchange).run()
 
     async def _exchange(self, request: ExchangeRequest) -> ExchangeReply:
         reply: ExchangeReply = await self._coordinator.exchange.remote(request)

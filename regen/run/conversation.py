@@ -33,6 +33,7 @@ from regen.records import (
     ObservedGeneration,
     Origin,
     OutputRow,
+    PlannedRow,
     Role,
     Sampling,
     Stage,
@@ -118,6 +119,13 @@ class Regenerator:
             detail=ending.outcome.detail,
             split=row.split,
         )
+
+    async def first_request(self, row: PlannedRow) -> GenerationRequest:
+        """What this row's first turn asks of the engine. Raises RowRefused."""
+        conversation = row.conversation
+        assert conversation is not None, "refused rows are never asked for"
+        slot = next(_slots(conversation))
+        return await self._request(Lease(row, 0, 0), conversation, slot.given, slot.turn)
 
     async def _converse(self, lease: Lease, conversation: Conversation, on_tokens: Callable[[int], None]) -> Ending:
         history: list[Message] = []

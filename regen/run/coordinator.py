@@ -18,7 +18,7 @@ import traceback
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -28,6 +28,7 @@ from regen import rows
 from regen.data.plan import open_plan
 from regen.errors import Fenced, RegenError, RunHeld, StoreError, StoreUnavailable, UserError
 from regen.observe.metrics import Endpoint, Snapshot
+from regen.observe.progress import Pace, Sample
 from regen.protocols import Plan, Storage
 from regen.records import (
     Command,
@@ -40,6 +41,7 @@ from regen.records import (
     PlannedRow,
     ReplicaState,
     ReplicaStats,
+    SpeculationStatus,
     Status,
     Totals,
     WorkerId,
@@ -48,8 +50,9 @@ from regen.run.failed_rows import failed_row
 from regen.run.limits import too_many_failed
 from regen.run.publisher import Patience, Publisher, ordinals
 from regen.run.schedule import Exhausted, Grant, Report, Schedule
-from regen.run.setup import RunSetup
-from regen.store.control import Claim, DriftAccepted, Record, Released, ReleaseReason
+from regen.run.setup import Assignment, RunSetup
+from regen.run.speculation import SpeculationControl
+from regen.store.control import Claim, Record, Released, ReleaseReason
 from regen.store.holder import Holder, HolderState, write_holder
 from regen.store.journal import Journal
 from regen.store.machine import machine_identity, process_exists
@@ -63,6 +66,9 @@ BEAT_SECONDS = 2.0
 ADOPTION_SECONDS = 15.0
 # When too many rows fail, what runs gets so long to end.
 BREAKER_DRAIN_SECONDS = 60.0
+# When speculation is what ends the run.
+SPECULATION_DRAIN_SECONDS = 60.0
+_FEWEST_WARMUP_ROWS = 8
 _ENDED = (Phase.FINISHED, Phase.DRAINED, Phase.FAILED)
 
 
@@ -75,9 +81,12 @@ class _OpenRun:
     journal: Journal
     schedule: Schedule
     publisher: Publisher
+    speculation: SpeculationControl
     totals_at_start: Totals
     is_restart: bool
     reopened: Reopened
+    pace: Pace = field(default_factory=Pace)
+    warmup: tuple[PlannedRow, ...] | None = None
     _totals: tuple[int, Totals] | None = None
 
     @property
@@ -124,15 +133,22 @@ class Coordinator:
         if (run := self._run) is None:
             return ExchangeReply(Command.WAIT)
         table = rows.from_bytes(request.finished) if request.finished else None
-        orders = run.schedule.report(_report(request, table), time.monotonic(), self._may_lease(run))
+        now = time.monotonic()
+        orders = run.schedule.report(_report(request, table), now, self._may_lease(run))
         if orders.superseded:
             return ExchangeReply(Command.STOP)
-        self._hear(request)
+        self._hear(run, request, now)
         if table is not None:
-            self._take_in(run, table, orders.accepted)
+            self._take_in(run, request.worker.slot, table, orders.accepted)
         self._exhausted.extend((exhausted, request.worker) for exhausted in orders.exhausted)
         leases = await self._leases(run, request.worker, orders.grants)
-        return ExchangeReply(self._command(), orders.settled, orders.resend, leases)
+        warmup = await self._warmup_rows(run) if request.wants_warmup else None
+        return ExchangeReply(self._command(run, request.worker), orders.settled, orders.resend, leases, warmup)
+
+    async def assignment(self, slot: int) -> Assignment | None:
+        """With what this slot's next engine is started; None as long as the journal is not replayed."""
+        self._ensure_working()
+        return None if self._run is None else self._run.speculation.assignment(slot)
 
     async def status(self) -> CoordinatorStatus:
         """What is known now. The first call starts the work."""
@@ -152,6 +168,7 @@ class Coordinator:
         self._replicas[worker.slot] = _gone(self._replicas[worker.slot])
         if self._run is not None:
             self._run.schedule.worker_gone(worker)
+            self._run.speculation.worker_gone(worker)
 
     async def close(self) -> None:
         """Stop at once, publishing nothing: what a kill does, for coordinators that share a process with others."""
@@ -204,10 +221,13 @@ class Coordinator:
             adopt_until=time.monotonic() + ADOPTION_SECONDS,
         )
         publisher = Publisher(journal, schedule, self._spec.checkpoint, self._patience, self._setup.session)
-        if (drift := self._unwritten_drift(replayed)) is not None:
-            await publisher.write([drift])
+        if unwritten := self._unwritten(replayed):
+            await publisher.write(unwritten)
+        speculation = SpeculationControl(self._setup, replayed.records)
         by_source = {source.name: source.rows for source in plan.summary.sources}
-        return _OpenRun(plan, by_source, journal, schedule, publisher, journal.totals, is_restart, reopened)
+        return _OpenRun(
+            plan, by_source, journal, schedule, publisher, speculation, journal.totals, is_restart, reopened
+        )
 
     def _refuse_newcomer(self, replayed: Replayed, is_restart: bool) -> None:
         """Somebody may have begun this run after our start had looked for a holder: it is theirs then."""
@@ -219,18 +239,21 @@ class Coordinator:
                 " this run meanwhile. Let it go on, or start with --take-over if you know that it is gone."
             )
 
-    def _unwritten_drift(self, replayed: Replayed) -> DriftAccepted | None:
-        return self._setup.drift if self._setup.drift not in replayed.records else None
+    def _unwritten(self, replayed: Replayed) -> list[Record]:
+        """What the start has brought and the journal does not have yet."""
+        brought = (self._setup.drift, self._setup.configured)
+        return [record for record in brought if record is not None and record not in replayed.records]
 
     async def _step(self, run: _OpenRun) -> bool:
         """One tick. True when the run has ended for this session."""
         now = time.monotonic()
         run.schedule.tick(now)
+        self._look_after_speculation(run, now)
         self._look_after_driver(now)
         self._look_for_failures(run, now)
         self._phase = self._working_phase(run, now)
         await self._write_down_exhausted(run)
-        await run.publisher.turn(now, at_once=self._drain_until is not None)
+        await run.publisher.turn(now, at_once=self._drain_until is not None or self._is_awaited(run))
         await self._keep_beat(now)
         return self._has_ended(run, now)
 
@@ -256,8 +279,26 @@ class Coordinator:
         is_below_cap = run.publisher.uncommitted_bytes < self._spec.checkpoint.uncommitted_bytes
         return self._drain_until is None and is_below_cap
 
-    def _command(self) -> Command:
-        return Command.WORK if self._drain_until is None else Command.DRAIN
+    def _command(self, run: _OpenRun, worker: WorkerId) -> Command:
+        return run.speculation.command(worker) if self._drain_until is None else Command.DRAIN
+
+    def _look_after_speculation(self, run: _OpenRun, now: float) -> None:
+        """What was decided goes into the journal; a failure ends the run, and so does the end of `regen calibrate`."""
+        run.pace.add(Sample(now, self._sampled_tokens(), self._session_rows))
+        row_seconds = run.schedule.in_flight * (now - self._opened_at) / max(1, self._session_rows)
+        run.speculation.tick(now, run.pace.progress(run.schedule.left).rough_seconds_left, row_seconds)
+        run.publisher.note(run.speculation.unwritten(_time_of_day()))
+        error = run.speculation.error
+        if self._drain_until is None and (error is not None or run.speculation.has_what_it_came_for):
+            self._error = self._error or error
+            self._begin_drain(now + SPECULATION_DRAIN_SECONDS)
+
+    def _is_awaited(self, run: _OpenRun) -> bool:
+        """An engine that is to be replaced has ended its rows and waits for their commit: every second counts there."""
+        return any(
+            stats.state is ReplicaState.DRAINING and not stats.running_rows and run.publisher.uncommitted_rows
+            for stats in self._replicas.values()
+        )
 
     def _begin_drain(self, until: float) -> None:
         """A later call may only shorten the drain. The store gets no more time than the rows."""
@@ -287,14 +328,18 @@ class Coordinator:
 
     # --- rows ------------------------------------------------------------------------------------
 
-    def _hear(self, request: ExchangeRequest) -> None:
+    def _hear(self, run: _OpenRun, request: ExchangeRequest, now: float) -> None:
         """What a replica says of itself. A newer incarnation counts from zero: what the one before has made is kept."""
         slot, before = request.worker.slot, self._heard.get(request.worker.slot)
         if before is not None and before != request.worker:
             self._sampled_before += self._replicas[slot].counters.output_tokens
         self._heard[slot], self._replicas[slot] = request.worker, request.stats
+        run.speculation.hear(request.worker, request.stats, now)
 
-    def _take_in(self, run: _OpenRun, table: pa.Table, accepted: frozenset[int]) -> None:
+    def _sampled_tokens(self) -> int:
+        return self._sampled_before + sum(stats.counters.output_tokens for stats in self._replicas.values())
+
+    def _take_in(self, run: _OpenRun, slot: int, table: pa.Table, accepted: frozenset[int]) -> None:
         kept = [index for index, ordinal in enumerate(ordinals(table)) if ordinal in accepted]
         kept = [index for index in kept if not self._is_fruitless(run, table, index)]
         if kept:
@@ -302,6 +347,9 @@ class Coordinator:
             run.publisher.add(table)
             self._session_rows += table.num_rows
             self._session_output_tokens += _completion_tokens(table)
+            for seen in rows.seen_generations(table):
+                if seen.status is not Status.DEGENERATE:  # a loop is easy to draft, and tells nothing
+                    run.speculation.generation(slot, seen.source, seen.prompt_tokens, seen.acceptance)
 
     def _is_fruitless(self, run: _OpenRun, table: pa.Table, index: int) -> bool:
         """A retry that was refused has no answer: the row keeps the one that it has, and this is noted."""
@@ -326,6 +374,24 @@ class Coordinator:
             Lease(row, run.reopened.round_of(row.ordinal), grant.attempt, run.reopened.sampling_of(row.ordinal))
             for row, grant in zip(planned, grants, strict=True)
         )
+
+    async def _warmup_rows(self, run: _OpenRun) -> tuple[PlannedRow, ...] | None:
+        """Rows of the plan to warm up with, spread over it: fewer where little is left to do."""
+        speculation = self._spec.speculation
+        if run.warmup is None and speculation is not None:
+            wanted = min(speculation.warmup.rows, max(_FEWEST_WARMUP_ROWS, run.schedule.left // 4))
+            try:
+                run.warmup = await self._spread_rows(run, wanted)
+            except StoreUnavailable:
+                return None
+        return run.warmup
+
+    async def _spread_rows(self, run: _OpenRun, wanted: int) -> tuple[PlannedRow, ...]:
+        """Twice as many are looked at, since some are settled by the plan."""
+        step = max(1, run.plan.count // (2 * wanted))
+        planned = await self._planned(run, range(0, run.plan.count, step)[: 2 * wanted])
+        usable = [row for row in planned if row.settled is None]
+        return tuple(usable[:: max(1, len(usable) // wanted)][:wanted])
 
     async def _write_down_exhausted(self, run: _OpenRun) -> None:
         """Rows whose attempts are used up become finished rows; with the store away they wait."""
@@ -364,9 +430,9 @@ class Coordinator:
             commits=run.journal.next_number if run else 0,
             replicas=dict(self._replicas),
             hung=run.schedule.hung(time.monotonic()) if run else (),
+            speculation=run.speculation.status() if run else SpeculationStatus(),
             session_output_tokens=self._session_output_tokens,
-            session_sampled_tokens=self._sampled_before
-            + sum(stats.counters.output_tokens for stats in self._replicas.values()),
+            session_sampled_tokens=self._sampled_tokens(),
             session_rows=self._session_rows,
             session_seconds=time.monotonic() - self._opened_at,
             metrics_url=self._endpoint.url if self._endpoint else None,

@@ -34,12 +34,23 @@ def make_draft_folder(speculation: SpeculationSpec, target_folder: Path, parent:
     checkpoint = read_checkpoint(str(source), LocalFiles(source), with_samples=False)
     if checkpoint.config is None:
         return source  # preflight has said so, and was told to go on
-    config = engine_config(Draft(checkpoint, speculation), _layers(target_folder))
+    config = _checked(checkpoint, speculation, target_folder)
     folder = _place(parent or _own_folder(), source, config, checkpoint) / "draft"
     _refuse_words(folder, speculation)
     if not folder.exists():
         _build(folder, source, config)
     return folder
+
+
+def checked_config(speculation: SpeculationSpec, target_folder: Path) -> dict[str, Any]:
+    """The config that the engine is given for this draft. Empty where the draft has none. Raises as above."""
+    source = _source(speculation)
+    checkpoint = read_checkpoint(str(source), LocalFiles(source), with_samples=False)
+    return {} if checkpoint.config is None else _checked(checkpoint, speculation, target_folder)
+
+
+def _checked(checkpoint: Checkpoint, speculation: SpeculationSpec, target_folder: Path) -> dict[str, Any]:
+    return engine_config(Draft(checkpoint, speculation), _layers(target_folder))
 
 
 def _source(speculation: SpeculationSpec) -> Path:

@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from typing import Protocol
 
 from regen.errors import RegenError, UserError
-from regen.records import CoordinatorStatus, Phase, WorkerId
-from regen.run.setup import RunSetup, WorkerSetup
+from regen.records import CoordinatorStatus, Left, Phase, WorkerId
+from regen.run.setup import Assignment, RunSetup, WorkerSetup
 
 POLL_SECONDS = 1.0
 OPENING_POLL_SECONDS = 0.1
@@ -35,14 +36,16 @@ class CoordinatorHandle(Protocol):
 
     async def drain(self, seconds: float) -> None: ...
 
+    async def assignment(self, slot: int) -> Assignment | None: ...
+
     async def worker_gone(self, worker: WorkerId) -> None: ...
 
 
 class WorkerHandle(Protocol):
     """`run.worker.Worker`, wherever it lives."""
 
-    async def run(self) -> None:
-        """Ends when the worker was told to stop. Raises EngineError when it, or its process, is no good any more."""
+    async def run(self) -> Left:
+        """Ends when the worker was told to leave. Raises EngineError when it, or its process, is no good any more."""
         ...
 
     async def kill(self) -> None:
@@ -142,21 +145,36 @@ class Driver:
 
     async def _keep_replica(self, coordinator: CoordinatorHandle, slot: int) -> None:
         """One slot: an engine after another until one is told to stop. Raises when its restarts are used up."""
-        allowed = self._pattern.run.spec.engine.restarts
-        for incarnation in range(allowed + 1):
-            setup = replace(self._pattern, worker=WorkerId(slot, incarnation))
+        left = self._pattern.run.spec.engine.restarts
+        for incarnation in count():
+            assignment = await self._assignment(coordinator, slot)
+            if assignment is None:
+                return
+            setup = replace(self._pattern, worker=WorkerId(slot, incarnation), assignment=assignment)
             worker = self._workers[slot] = await self._cluster.start_worker(setup)
             try:
-                return await worker.run()
+                if await worker.run() is Left.STOPPED:
+                    return
             except Exception as error:  # whatever it is, it is this replica's end, and must be heard of
                 is_final = self._drain_until is not None or isinstance(error, UserError)
-                left = 0 if is_final else allowed - incarnation
+                left = 0 if is_final else left
                 self._say(f"replica {slot} is gone: {type(error).__name__}: {error}; restarts left: {left}")
                 if not left:
                     raise
+                left -= 1
             finally:
                 await worker.kill()
                 await coordinator.worker_gone(setup.worker)
+
+    async def _assignment(self, coordinator: CoordinatorHandle, slot: int) -> Assignment | None:
+        """What the slot's next engine is started with, asked of a coordinator that may be replaying; None: none is."""
+        while self._drain_until is None:
+            if (assignment := await coordinator.assignment(slot)) is not None:
+                return assignment
+            if (await coordinator.status()).phase in _ENDED:
+                return None
+            await asyncio.sleep(OPENING_POLL_SECONDS)
+        return None
 
     # --- what supervision does ---------------------------------------------------------------------
 

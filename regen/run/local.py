@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 
 from regen.errors import EngineDied
-from regen.records import CoordinatorStatus, ExchangeReply, ExchangeRequest, ReplicaStats, WorkerId
+from regen.records import CoordinatorStatus, ExchangeReply, ExchangeRequest, Left, ReplicaStats, WorkerId
 from regen.run.coordinator import Coordinator
 from regen.run.replica import build_worker
-from regen.run.setup import RunSetup, WorkerSetup
+from regen.run.setup import Assignment, RunSetup, WorkerSetup
 
 
 class LocalCluster:
@@ -52,6 +52,9 @@ class LocalCoordinator:
     async def drain(self, seconds: float) -> None:
         await self._living.drain(seconds)
 
+    async def assignment(self, slot: int) -> Assignment | None:
+        return await self._living.assignment(slot)
+
     async def worker_gone(self, worker: WorkerId) -> None:
         await self._living.worker_gone(worker)
 
@@ -74,14 +77,14 @@ class LocalWorker:
     def __init__(self, setup: WorkerSetup, coordinator: LocalCoordinator) -> None:
         self._setup = setup
         self._worker = build_worker(setup, coordinator.exchange)
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[Left] | None = None
 
-    async def run(self) -> None:
+    async def run(self) -> Left:
         self._task = asyncio.ensure_future(self._worker.run())
         await asyncio.wait((self._task,))
         if self._task.cancelled():
             raise EngineDied(f"worker {self._setup.worker.slot} was killed")
-        self._task.result()
+        return self._task.result()
 
     def stats(self) -> ReplicaStats:
         """What this worker says of itself now, also after its end."""

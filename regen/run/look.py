@@ -12,9 +12,11 @@ from regen.data.plan_summary import SourceSummary
 from regen.protocols import Storage
 from regen.records import Status, Totals
 from regen.run.record import require_record
-from regen.store.control import RetriesEnded
+from regen.store.control import Record, RetriesEnded, SpeculationDecided
 from regen.store.holder import Holder, HolderState, read_holder
 from regen.store.replay import replay
+
+_SHOWN_DECISIONS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,8 @@ class Look:
 
     `reasons` are of rows without a good answer, by status and reason, the plan's refusals among them. `holder` is what
     the last session wrote of itself: a killed one still says that it is running, and its beat stands still. `reopened`
-    rows are wanted once more; `retries_ended` were made again without an answer, and kept what they had.
+    rows are wanted once more; `retries_ended` were made again without an answer, and kept what they had. `decisions`
+    are the latest about speculation, as sentences with their time.
     """
 
     name: str
@@ -34,6 +37,7 @@ class Look:
     reasons: dict[str, dict[str, int]]
     commits: int
     holder: Holder | None
+    decisions: tuple[str, ...] = ()
     reopened: int = 0
     retries_ended: int = 0
 
@@ -69,6 +73,7 @@ class Look:
             "accept_length": acceptance.accept_length,
             "accepted_by_position": list(acceptance.accepted_by_position),
             "drafts": acceptance.drafts,
+            "speculation_decisions": list(self.decisions),
             "commits": self.commits,
             "holder": asdict(self.holder) if self.holder else None,
         }
@@ -115,7 +120,13 @@ def look(storage: Storage) -> Look:
         holder=read_holder(storage),
         reopened=len(replayed.reopened.pending),
         retries_ended=sum(len(record.rows) for record in replayed.records if isinstance(record, RetriesEnded)),
+        decisions=_decisions(replayed.records),
     )
+
+
+def _decisions(records: Iterable[Record]) -> tuple[str, ...]:
+    decided = [record for record in records if isinstance(record, SpeculationDecided)]
+    return tuple(f"{record.at}: {record.by.value}: {record.reason}" for record in decided[-_SHOWN_DECISIONS:])
 
 
 def _reasons(sources: Iterable[SourceSummary], totals: Totals) -> dict[str, dict[str, int]]:

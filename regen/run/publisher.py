@@ -90,6 +90,7 @@ class Publisher:
         self._patience = patience
         self._buffer = _Buffer()
         self._publishing = _Buffer()
+        self._records: list[Record] = []
         self._publication: asyncio.Task[None] | None = None
         self._looked_at = time.monotonic()
         self.published_at = time.monotonic()
@@ -105,7 +106,7 @@ class Publisher:
     @property
     def is_idle(self) -> bool:
         """Nothing is buffered and nothing is on its way."""
-        return self._publication is None and not self._buffer.rows
+        return self._publication is None and not self._buffer.rows and not self._records
 
     def add(self, table: pa.Table) -> None:
         """Finished rows, each ordinal once: the schedule has seen to that."""
@@ -114,6 +115,10 @@ class Publisher:
     def end_retry(self, ordinal: int, round: int, status: str, reason: str) -> None:
         """A retry that has ended without an answer: the row keeps its older result, and the journal a note."""
         self._buffer.end((ordinal, round, status, reason))
+
+    def note(self, records: Sequence[Record]) -> None:
+        """Control records that go with the next publication, which they make due."""
+        self._records.extend(records)
 
     async def turn(self, now: float, at_once: bool) -> None:
         """Take in a publication that has ended, begin one that is due. `at_once`: whatever is there."""
@@ -124,7 +129,7 @@ class Publisher:
             self._publication = asyncio.ensure_future(self._publish())
 
     async def write(self, records: Sequence[Record]) -> None:
-        """Publish control records in a file without rows."""
+        """Publish control records in a file without rows, when nothing else is being published."""
         await self._commit(rows.SCHEMA.empty_table(), records)
 
     async def cancel(self) -> None:
@@ -134,6 +139,8 @@ class Publisher:
             await asyncio.gather(self._publication, return_exceptions=True)
 
     def _is_due(self, now: float, at_once: bool) -> bool:
+        if self._records:
+            return True
         interval_is_over = now - self._looked_at >= self._checkpoint.interval_seconds
         if not self._buffer.rows:
             return interval_is_over
@@ -142,12 +149,15 @@ class Publisher:
 
     async def _publish(self) -> None:
         self._publishing, self._buffer = self._buffer, _Buffer()
-        if self._publishing.rows:
-            ended = self._publishing.ended
+        records, self._records = self._records, []
+        if ended := self._publishing.ended:
+            records = [*records, RetriesEnded(self._session, tuple(ended))]
+        if self._publishing.rows or records:
             table = pa.concat_tables([rows.SCHEMA.empty_table(), *self._publishing.tables])
-            await self._commit(table, (RetriesEnded(self._session, tuple(ended)),) if ended else ())
+            await self._commit(table, records)
             self._schedule.committed([*ordinals(table), *(ordinal for ordinal, *_ in ended)])
-            self.published_at = time.monotonic()
+            if self._publishing.rows:
+                self.published_at = time.monotonic()
         else:
             await self._patience(self.journal.check_fence)
         self._publishing = _Buffer()

@@ -46,6 +46,14 @@ def make_record(spec: RunSpec, target: Target) -> RunRecord:
     return RunRecord(fingerprint=fingerprint(shaping), shaping=shaping, sampling=sampling, spec=kept)
 
 
+def highest_temperature(record: RunRecord) -> float:
+    """The highest that rows are sampled at: the spec's, of a mix the highest, else what the target's config says."""
+    given = record.spec.sampling.temperature
+    if isinstance(given, list):
+        return max(part.value for part in given)
+    return float(record.sampling["temperature"]["value"]) if given is None else given
+
+
 def altered(record: RunRecord) -> str | None:
     """What does not hold together in a run.json that can be read; None: it is as it was written."""
     if fingerprint(record.shaping) != record.fingerprint:

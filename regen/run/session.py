@@ -15,11 +15,15 @@ from typing import Any
 from regen.data.plan import open_plan
 from regen.protocols import Storage
 from regen.records import CoordinatorStatus, Phase, ReplicaStats, Status, Totals
+from regen.run.calibrate import standing_choice
 from regen.run.driver import Cluster, Driver, EventLog, Watcher
+from regen.run.held import replayed_run
 from regen.run.look import labels_by_source, outcomes_by_replica
 from regen.run.record import require_record
 from regen.run.setup import RunSetup, WorkerSetup
+from regen.run.wanted import wanted_speculation
 from regen.store import layout
+from regen.store.control import SpeculationDecided
 from regen.store.replay import replay
 from regen.store.shards import Shard, seal
 
@@ -100,9 +104,26 @@ def write_report(storage: Storage, last: CoordinatorStatus, found: Standing) -> 
         "output_tokens": found.totals.output_tokens,
         "generations": found.totals.generations,
         "accept_length": found.totals.acceptance.accept_length,
+        "speculation": _speculation(storage),
         "session": _session(last),
     }
     storage.replace(layout.REPORT, json.dumps(report, indent=1).encode("utf-8"))
+
+
+def _speculation(storage: Storage) -> dict[str, Any]:
+    """What was chosen, with its evidence, and every decision in order."""
+    record = require_record(storage)
+    spec = record.spec.model_copy(update={"speculation": wanted_speculation(storage, record)})
+    choice = standing_choice(storage, spec)
+    replayed = replayed_run(storage)
+    decided = [one for one in (replayed.records if replayed else ()) if isinstance(one, SpeculationDecided)]
+    return {
+        "choice": choice.to_json() if choice else None,
+        "decisions": [
+            {"at": one.at, "by": one.by.value, "slot": one.slot, "verdict": one.verdict, "reason": one.reason}
+            for one in decided
+        ],
+    }
 
 
 def _session(last: CoordinatorStatus) -> dict[str, Any]:
@@ -113,6 +134,7 @@ def _session(last: CoordinatorStatus) -> dict[str, Any]:
         "output_tokens": last.session_output_tokens,
         "sampled_tokens": last.session_sampled_tokens,
         **_generation_times(last.replicas),
+        "acceptance": [dict(cell) for cell in last.speculation.cells],
     }
 
 

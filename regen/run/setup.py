@@ -4,23 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from regen.data.profiles import AnswerFormat
 from regen.records import WorkerId
 from regen.spec import RunSpec, SpeculationSpec
-from regen.store.control import DriftAccepted
+from regen.store.control import DriftAccepted, SpeculationConfigured
 
 # Names of arms: without speculation, and as the spec has it.
 OFF, CONFIGURED = "off", "configured"
+
+
+class Purpose(StrEnum):
+    """What a session is for."""
+
+    RUN = "run"
+    CALIBRATE = "calibrate"  # until it is known whether speculation pays; the rows made count
+    CALIBRATE_AGAIN = "calibrate_again"  # whatever was known before
 
 
 @dataclass(frozen=True, slots=True)
 class RunSetup:
     """One session of one run. `session` is unique to this start; times of day are for people only.
 
-    `claim_seen` is the session whose claim the start has found to be over; `drift` what it accepted, if anything.
+    `temperature` is the highest that rows are sampled at. `claim_seen` is the session whose claim the start has found
+    to be over; `drift` what it accepted, if anything; `configured` says that from now on other speculation is wanted.
     """
 
     spec: RunSpec
@@ -32,7 +42,10 @@ class RunSetup:
     driver_pid: int
     started_at: str
     take_over: bool
+    temperature: float = 0.0
+    purpose: Purpose = Purpose.RUN
     drift: DriftAccepted | None = None
+    configured: SpeculationConfigured | None = None
     claim_seen: str | None = None
 
 

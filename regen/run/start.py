@@ -30,15 +30,17 @@ from regen.records import WorkerId
 from regen.run.drift import Drift, accepted_drift, drift_record, refuse_after_drift
 from regen.run.held import refuse_if_held
 from regen.run.preflight import examine, examine_lengths, require_healthy
-from regen.run.record import RunRecord, make_record, read_record, require_record, write_record
-from regen.run.setup import CONFIGURED, OFF, Assignment, RunSetup, WorkerSetup
-from regen.spec import RunSpec, not_acted_on
+from regen.run.record import RunRecord, highest_temperature, make_record, read_record, require_record, write_record
+from regen.run.setup import CONFIGURED, OFF, Assignment, Purpose, RunSetup, WorkerSetup
+from regen.run.wanted import NewDraft, configured_record, wanted_speculation, with_new_draft
+from regen.spec import RunSpec
 from regen.store.machine import machine_identity
 from regen.store.storage import LocalStorage, open_storage
 
 PROGRESS_SECONDS = 10.0
 
 Say = Callable[[str], None]
+_PlannedBefore = Callable[[RunSpec, Target, Storage, "StartOptions"], PlanSummary]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class StartOptions:
 
     take_over: bool = False
     accept_drift: bool = False
+    purpose: Purpose = Purpose.RUN
     processes: int = os.cpu_count() or 1
 
 
@@ -66,7 +69,25 @@ def begin(spec: RunSpec, options: StartOptions, say: Say) -> Begun:
 
     Raises SpecError, SourceError, PreflightRefused, RunHeld, FingerprintDrift, StoreError.
     """
-    storage = open_storage(spec.output)
+    return _begin(spec, open_storage(spec.output), options, say, _unchanged)
+
+
+def resume(run_url: str, options: StartOptions, say: Say, new_draft: NewDraft | None = None) -> Begun:
+    """Continue a run from its folder alone: the spec is the one it was begun with, sources are not looked at again.
+
+    Speculation is what was asked for last; `new_draft` changes that from here on.
+    """
+    storage = open_storage(run_url)
+    before = require_record(storage)
+    refuse_after_drift(storage)
+    spec = before.spec.model_copy(update={"output": run_url})  # the folder may have been moved
+    spec = spec.model_copy(update={"speculation": wanted_speculation(storage, before)})
+    if new_draft is not None:
+        spec = with_new_draft(spec, new_draft)
+    return _begin(spec, storage, options, say, _frozen)
+
+
+def _begin(spec: RunSpec, storage: Storage, options: StartOptions, say: Say, planned_before: _PlannedBefore) -> Begun:
     claim_seen = refuse_if_held(storage, options.take_over)
     target = resolve_target(spec.target)
     require_healthy(examine(spec, target, storage), say)
@@ -78,28 +99,12 @@ def begin(spec: RunSpec, options: StartOptions, say: Say) -> Begun:
         before = record if write_record(storage, record) else require_record(storage)  # another start was faster
     drift = accepted_drift(before, record, storage, options.accept_drift)
     is_new = not has_plan(storage)
-    summary = _planned(spec, target, storage, options, say) if is_new else _unchanged(spec, target, storage, options)
     if is_new:
+        summary = _planned(spec, target, storage, options, say)
         require_healthy(examine_lengths(spec, target, storage), say)
         claim_seen = refuse_if_held(storage, options.take_over)  # planning takes time, and others start meanwhile
-    return Begun(storage, record, summary, _setup(record, target, storage, options, drift, claim_seen), is_new)
-
-
-def resume(run_url: str, options: StartOptions, say: Say) -> Begun:
-    """Continue a run from its folder alone: the spec is the one it was begun with, sources are not looked at again."""
-    storage = open_storage(run_url)
-    before = require_record(storage)
-    refuse_after_drift(storage)
-    spec = before.spec.model_copy(update={"output": run_url})  # the folder may have been moved
-    claim_seen = refuse_if_held(storage, options.take_over)
-    target = resolve_target(spec.target)
-    require_healthy(examine(spec, target, storage), say)
-    _say_what_is_odd(spec, target, say)
-    storage.probe()
-    record = make_record(spec, target)
-    drift = accepted_drift(before, record, storage, options.accept_drift)
-    is_new = not has_plan(storage)
-    summary = _planned(spec, target, storage, options, say) if is_new else _frozen(storage)
+    else:
+        summary = planned_before(spec, target, storage, options)
     return Begun(storage, record, summary, _setup(record, target, storage, options, drift, claim_seen), is_new)
 
 
@@ -129,13 +134,14 @@ def _planned(spec: RunSpec, target: Target, storage: Storage, options: StartOpti
     return build_plan(spec, target, storage, _new_session(), options.processes, tell)
 
 
-def _frozen(storage: Storage) -> PlanSummary:
+def _frozen(spec: RunSpec, target: Target, storage: Storage, options: StartOptions) -> PlanSummary:
+    """The frozen plan, whatever the sources are by now."""
     return open_plan(storage).summary
 
 
 def _unchanged(spec: RunSpec, target: Target, storage: Storage, options: StartOptions) -> PlanSummary:
     """The frozen plan, if the sources still are what it was made from."""
-    summary = _frozen(storage)
+    summary = open_plan(storage).summary
     changed = changed_files(summary, spec)
     if changed:
         raise FingerprintDrift(_changed_input(spec, target, storage, changed, options))
@@ -176,8 +182,6 @@ def _say_what_is_odd(spec: RunSpec, target: Target, say: Say) -> None:
             f"warning: engine.max_model_len is {spec.engine.max_model_len}, and the target's config.json says"
             f" max_position_embeddings {target.context_tokens}: the engine may refuse, or answer badly beyond it"
         )
-    if names := not_acted_on(spec):
-        say(f"note: this version keeps these with the run and does not act on them: {', '.join(names)}")
 
 
 def _setup(
@@ -199,20 +203,45 @@ def _setup(
         driver_pid=os.getpid(),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         take_over=options.take_over,
+        temperature=highest_temperature(record),
+        purpose=options.purpose,
+        configured=configured_record(session, record, storage),
         drift=drift_record(session, accepted, record, storage),
         claim_seen=claim_seen,
     )
+    return worker_setup(run, target)
+
+
+def aside_setup(record: RunRecord, target: Target, run_url: str, session: str) -> WorkerSetup:
+    """For an engine beside any run (`regen evaluate`, `regen doctor`): it takes no part in one and claims nothing."""
+    run = RunSetup(
+        spec=record.spec,
+        run_url=run_url,
+        session=session,
+        fingerprint=record.fingerprint,
+        host=socket.gethostname(),
+        boot_id=machine_identity(),
+        driver_pid=os.getpid(),
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        take_over=False,
+        temperature=highest_temperature(record),
+    )
+    return worker_setup(run, target)
+
+
+def worker_setup(run: RunSetup, target: Target) -> WorkerSetup:
+    """What the first worker of this session is made with; others differ in their slot only."""
     is_local = Path(target.model).expanduser().is_dir()
     return WorkerSetup(
         run=run,
         worker=WorkerId(0, 0),
-        assignment=Assignment(CONFIGURED if record.spec.speculation else OFF, record.spec.speculation),
+        assignment=Assignment(CONFIGURED if run.spec.speculation else OFF, run.spec.speculation),
         model_folder=target.folder,
         model=str(target.folder) if is_local else target.model,
         model_revision=None if is_local else target.commit,
         generation_config=dict(target.generation_config),
         eos_token_ids=target.eos_token_ids,
-        answers=answer_format(record.spec, target.profile, target.template_source),
+        answers=answer_format(run.spec, target.profile, target.template_source),
     )
 
 

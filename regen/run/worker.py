@@ -29,13 +29,18 @@ from regen.records import (
     ExchangeRequest,
     FailedAttempt,
     Lease,
+    Left,
     Observed,
+    PlannedRow,
     ReplicaState,
     ReplicaStats,
+    WarmupReport,
 )
 from regen.run.conversation import Regenerator
 from regen.run.setup import WorkerSetup
 from regen.run.stall import StallClock
+from regen.run.warmup import warm_up
+from regen.spec import SpeculationSpec
 
 Exchange = Callable[[ExchangeRequest], Awaitable[ExchangeReply]]
 
@@ -44,8 +49,14 @@ PACE_SECONDS = 0.05  # and at most so often
 # A replica holds more rows than slots, so that a free slot finds the next prompt already in the engine's queue.
 OVERSUBSCRIPTION = 1.25
 TEXT_THREADS = 2
+# The stall clock's name for all of the warm-up: no row has this ordinal.
+_WARMUP = -1
 # What a started worker is after each command. A coordinator that was restarted may have forgotten a drain.
-_STATES = {Command.WORK: ReplicaState.RUNNING, Command.DRAIN: ReplicaState.DRAINING}
+_STATES = {
+    Command.WORK: ReplicaState.RUNNING,
+    Command.DRAIN: ReplicaState.DRAINING,
+    Command.REPLACE: ReplicaState.DRAINING,
+}
 
 
 class Worker:
@@ -76,6 +87,10 @@ class Worker:
         self._failed: list[FailedAttempt] = []
         self._stall = StallClock(setup.run.spec.engine.stall_timeout_seconds)
         self._has_given_up_alone = False
+        self._started_seconds = 0.0
+        self._warmup_rows: tuple[PlannedRow, ...] | None = None
+        self._warmup: WarmupReport | None = None
+        self._is_replaced = False
         self._wake = asyncio.Event()
         self._error: EngineError | None = None
         self._seq = 0
@@ -83,17 +98,19 @@ class Worker:
         self._first_request_at: float | None = None
         self._last_completion_at: float | None = None
 
-    async def run(self) -> None:
-        """Start the engine, work until told to stop. Raises EngineError when the engine cannot go on."""
+    async def run(self) -> Left:
+        """Start the engine, warm it up, work until told to stop. Raises EngineError when the engine cannot go on."""
         try:
-            if not await self._start_engine():
-                return
-            self._state = ReplicaState.RUNNING
+            if not await self._start_engine() or not await self._warm_up():
+                return Left.STOPPED
             while await self._exchange_once():
                 self._look_for_stalls()
                 if self._error is not None:
                     raise self._error
+                if self._is_replaced and self._holds_nothing():
+                    return Left.REPLACED
                 await self._until_next_exchange()
+            return Left.STOPPED
         finally:
             await self._leave()
 
@@ -106,7 +123,8 @@ class Worker:
         """
         limit_seconds = self._setup.run.spec.engine.start_timeout_seconds
         starting = asyncio.ensure_future(self._load())
-        deadline = time.monotonic() + limit_seconds
+        started_at = time.monotonic()
+        deadline = started_at + limit_seconds
         try:
             while not starting.done():
                 if not await self._exchange_once():
@@ -118,6 +136,7 @@ class Worker:
                     )
                 await asyncio.wait((starting,), timeout=EXCHANGE_SECONDS)
             self._info = starting.result()
+            self._started_seconds = time.monotonic() - started_at
             return True
         finally:
             starting.cancel()
@@ -126,6 +145,49 @@ class Worker:
         """What reads answers first: that it cannot read this target's is better known before an engine has loaded."""
         self._parser = await asyncio.to_thread(self._make_parser)
         return await self._engine.start()
+
+    async def _warm_up(self) -> bool:
+        """With speculation on: show whether it works, and hear what follows from it. False: told to stop.
+
+        Nothing is leased to this worker before. Exchanges go on meanwhile.
+        """
+        speculation = self._setup.assignment.speculation
+        if speculation is None:
+            self._state = ReplicaState.RUNNING
+            return True
+        self._state = ReplicaState.WARMING
+        while self._warmup_rows is None:
+            if not await self._exchange_once():
+                return False
+            if self._warmup_rows is None:
+                await asyncio.sleep(PACE_SECONDS)
+        warming = asyncio.ensure_future(self._shown(speculation, self._warmup_rows))
+        try:
+            while not warming.done():
+                if not await self._exchange_once():
+                    return False
+                if self._stall.is_stalled(time.monotonic()):
+                    raise self._stalled()
+                await asyncio.wait((warming,), timeout=EXCHANGE_SECONDS)
+            self._warmup = warming.result()
+        finally:
+            warming.cancel()
+            self._stall.ended(_WARMUP)
+        return True
+
+    async def _shown(self, speculation: SpeculationSpec, planned: tuple[PlannedRow, ...]) -> WarmupReport:
+        assert self._info is not None
+        self._stall.submitted(_WARMUP, time.monotonic())
+        regenerator = self._regenerator(self._info)
+        return await warm_up(
+            planned,
+            speculation,
+            regenerator.first_request,
+            self._engine,
+            self._info.slots,
+            on_tokens=partial(self._on_tokens, _WARMUP),
+            temperature=self._setup.run.temperature,
+        )
 
     async def _leave(self) -> None:
         self._state = ReplicaState.STOPPED
@@ -159,7 +221,7 @@ class Worker:
         started = time.monotonic()
         await asyncio.sleep(PACE_SECONDS)
         self._loop_lag_seconds = max(0.0, time.monotonic() - started - PACE_SECONDS)
-        with suppress(TimeoutError):  # not wait_for: until Python 3.12 it loses a cancellation that meets its own wake-up
+        with suppress(TimeoutError):  # not wait_for: Python 3.11's loses a cancellation that meets the wake-up
             async with asyncio.timeout(EXCHANGE_SECONDS - PACE_SECONDS):
                 await self._wake.wait()
         self._wake.clear()
@@ -170,13 +232,28 @@ class Worker:
         """Say what is held, take what comes back. False: told to stop."""
         request = self._request()
         reply = await self._exchange(request)
+        if reply.warmup is not None:
+            self._warmup_rows = reply.warmup
         self._settle(reply.settled)
         self._send_again(reply.resend)
         for lease in reply.leases:
             self._begin(lease)
-        if self._info is not None and reply.command in _STATES:
-            self._state = _STATES[reply.command]
+        self._is_replaced = self._is_replaced or reply.command is Command.REPLACE
+        if self._is_ready() and reply.command in _STATES:
+            self._enter(_STATES[Command.REPLACE if self._is_replaced else reply.command])
         return reply.command is not Command.STOP
+
+    def _enter(self, state: ReplicaState) -> None:
+        if state is not self._state:
+            self._wake.set()  # the next exchange says so, and asks for rows, at once
+        self._state = state
+
+    def _is_ready(self) -> bool:
+        """The engine is up, and has shown what it had to."""
+        return self._info is not None and (self._setup.assignment.speculation is None or self._warmup is not None)
+
+    def _holds_nothing(self) -> bool:
+        return not (self._tasks or self._unsent or self._awaiting or self._failed)
 
     def _request(self) -> ExchangeRequest:
         """Everything said here counts as said: on a lost answer the next listing puts things right."""
@@ -192,6 +269,7 @@ class Worker:
             failed=failed,
             free_slots=self._free_slots(),
             stats=self.stats(),
+            wants_warmup=self._state is ReplicaState.WARMING and self._warmup_rows is None,
         )
         self._awaiting.update(self._unsent)
         self._unsent.clear()
@@ -224,6 +302,10 @@ class Worker:
             loop_lag_seconds=self._loop_lag_seconds,
             counters=self._engine.counters(),
             engine=self._info.engine if self._info else "",
+            arm=self._setup.assignment.arm,
+            counted_at=time.monotonic(),
+            started_seconds=self._started_seconds,
+            warmup=self._warmup,
             first_request_at=self._first_request_at,
             last_completion_at=self._last_completion_at,
         )
@@ -241,15 +323,7 @@ class Worker:
     async def _make(self, lease: Lease) -> None:
         ordinal = lease.row.ordinal
         assert self._info is not None
-        regenerator = Regenerator(
-            self._setup,
-            self._engine,
-            self._template,
-            self._parser,
-            self._executor,
-            self._info.max_model_len,
-            self._stall,
-        )
+        regenerator = self._regenerator(self._info)
         try:
             row = await regenerator.regenerate(lease, self._observed(self._info), partial(self._on_tokens, ordinal))
             self._unsent[ordinal] = await asyncio.get_running_loop().run_in_executor(
@@ -266,6 +340,17 @@ class Worker:
             if self._tasks.get(ordinal) is asyncio.current_task():  # else dropped, and perhaps leased anew since
                 self._drop(ordinal)
             self._wake_if_low()
+
+    def _regenerator(self, info: EngineInfo) -> Regenerator:
+        return Regenerator(
+            self._setup,
+            self._engine,
+            self._template,
+            self._parser,
+            self._executor,
+            info.max_model_len,
+            self._stall,
+        )
 
     def _observed(self, info: EngineInfo) -> Observed:
         run = self._setup.run

@@ -82,6 +82,12 @@ class JournalFiles:
             self._footer(number, file)
             return file.table(columns)
 
+    def read_groups(self, number: int, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """The rows in order of ordinal, one row group in memory; `columns` are Parquet's paths to what is wanted."""
+        with self._opened(number) as file:
+            self._footer(number, file)
+            yield from file.groups(columns)
+
     def read_digest(self, number: int) -> str:
         """What the file says its digest is."""
         with self._opened(number) as file:

@@ -104,11 +104,12 @@ class RowsFile:
             read = self._file.read(columns=None if columns is None else list(columns))
             return read.replace_schema_metadata(None)
 
-    def groups(self) -> Iterator[pa.Table]:
-        """One row group after the other: a bounded part in memory."""
+    def groups(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """One row group after the other: a bounded part in memory. `columns` may be paths into nested ones."""
+        wanted = None if columns is None else list(columns)
         for index in range(self._file.num_row_groups):
             with naming_damage(self.where):
-                group = self._file.read_row_group(index).replace_schema_metadata(None)
+                group = self._file.read_row_group(index, columns=wanted).replace_schema_metadata(None)
             yield group
 
 

@@ -25,9 +25,10 @@ from regen.ordinals import OrdinalSet
 from regen.protocols import Plan, Storage
 from regen.records import Message, Observed, OutputRow, PlannedRow, Role
 from regen.rows import SCHEMA, to_table
+from regen.store.committed import note_file
 from regen.store.files import JournalFiles
 from regen.store.layout import shard_key
-from regen.store.parquet import ROW_GROUP_BYTES, RowsFile, content_digest, integers, naming_damage, texts, write_rows
+from regen.store.parquet import ROW_GROUP_BYTES, RowsFile, content_digest, integers, texts, write_rows
 from regen.store.winners import Winners
 
 VERSION = 1
@@ -200,13 +201,8 @@ class _Sealer:
     def _indexed(self) -> Winners:
         winners = Winners(self._plan.count)
         for file in self._files.files():
-            footer, ids = self._files.read_ids(file.number)
+            footer = note_file(winners, self._files, file.number)
             self._row_bytes[file.number] = footer.table_bytes // max(1, footer.rows)
-            with naming_damage(self._files.where(file.number)):
-                for ordinal, round_, digest in zip(
-                    integers(ids, "ordinal"), integers(ids, "round"), texts(ids, "digest"), strict=True
-                ):
-                    winners.note(ordinal, round_, file.number, digest)
         return winners
 
     def _missing(self, first: int, last: int) -> int | None:

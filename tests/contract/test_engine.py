@@ -173,6 +173,58 @@ def test_counters_count_tokens(started: Started) -> None:
     assert after.prompt_tokens - before.prompt_tokens == len(started.prompt)
 
 
+def test_a_greedy_answer_is_rated_as_the_targets_own(started: Started) -> None:
+    completion = started.generate(ask(started, "rated"))
+    scores = started.wait(started.engine.score(started.prompt, completion.token_ids))
+    assert tuple(score.token_id for score in scores) == completion.token_ids
+    for score in scores:
+        assert score.logprob <= score.best_logprob <= 0.0
+        assert (score.logprob == score.best_logprob) == (score.token_id == score.best_token_id)
+        assert score.best_logprob - score.logprob < 0.5  # ties may fall either way: kernels round differently
+
+
+def test_greedy_answers_are_the_targets_own_beside_sampled_ones(started: Started) -> None:
+    """vLLM's CPU engine makes salad of whole batches, unless it is repaired."""
+
+    async def beside() -> Completion:
+        sampling = replace(GREEDY, temperature=1.0, top_p=0.9, top_k=40)
+        others = [ask(started, f"other-{n}", sampling=sampling, seed=n) for n in range(SLOTS - 1)]
+        greedy, *_ = await asyncio.gather(
+            *(started.engine.generate(one, lambda count: None) for one in (ask(started, "greedy"), *others))
+        )
+        return greedy
+
+    completion = started.wait(beside())
+    scores = started.wait(started.engine.score(started.prompt, completion.token_ids))
+    assert max(score.best_logprob - score.logprob for score in scores) < 0.5
+
+
+def test_sampled_answers_are_likely_ones(started: Started) -> None:
+    if started.info.engine == "fake":
+        pytest.skip("the fake model draws sampled answers that have nothing to do with its greedy ones")
+    sampling = replace(GREEDY, temperature=1.0, top_k=5)
+    for seed in range(3):
+        completion = started.generate(ask(started, f"likely-{seed}", sampling=sampling, seed=seed))
+        scores = started.wait(started.engine.score(started.prompt, completion.token_ids))
+        assert max(score.best_logprob - score.logprob for score in scores) < 8.0
+
+
+def test_a_token_that_the_target_would_not_say_is_rated_far_below_its_best(started: Started) -> None:
+    completion = started.generate(ask(started, "swapped"))
+    first, second, *rest = completion.token_ids
+    other = next(token for token in (first, *rest) if token not in (second, started.end_token_id))
+    scores = started.wait(started.engine.score(started.prompt, (first, other)))
+    assert scores[1].token_id == other
+    assert scores[1].best_token_id == second
+    assert scores[1].best_logprob - scores[1].logprob > 2.0
+
+
+def test_rating_drafts_nothing(started: Started) -> None:
+    before = started.engine.counters().acceptance
+    started.wait(started.engine.score(started.prompt, started.prompt))
+    assert started.engine.counters().acceptance == before
+
+
 def test_a_cancelled_request_leaves_the_engine_free(started: Started) -> None:
     async def cancel_and_go_on() -> Completion:
         long_ask = ask(started, "cancelled", cap=400, sampling=replace(GREEDY, max_tokens=400))

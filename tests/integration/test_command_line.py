@@ -38,7 +38,7 @@ def test_help_and_version_load_neither_ray_nor_vllm_nor_arrow() -> None:
         "import sys\n"
         "from regen.cli import app\n"
         "app(['--help'], standalone_mode=False)\n"
-        "print(sorted({'ray', 'vllm', 'pyarrow', 'transformers', 'torch', 'datasets'} & sys.modules.keys()))"
+        "print(sorted({'aiohttp', 'ray', 'vllm', 'pyarrow', 'transformers', 'torch', 'datasets'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60)
     assert done.stdout.strip().endswith("[]"), done.stdout + done.stderr

@@ -24,7 +24,7 @@ from regen.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from regen.records import CoordinatorStatus, ExchangeReply, ExchangeRequest, GenerationRequest, Phase, Status
+from regen.records import CoordinatorStatus, ExchangeReply, ExchangeRequest, GenerationRequest, Left, Phase, Status
 from regen.run import schedule as schedules
 from regen.run.driver import Driver
 from regen.run.local import LocalCluster, LocalWorker
@@ -231,7 +231,7 @@ def test_a_replica_whose_process_hangs_is_killed_and_replaced(tmp_path: Path, mo
 
 def test_a_replica_that_cannot_be_built_is_spoken_of_and_the_others_go_on(tmp_path: Path) -> None:
     def fail(worker: LocalWorker) -> None:
-        async def run() -> None:
+        async def run() -> Left:
             raise SpecError("target.model: no tokenizer can be loaded from /models/x")
 
         worker.run = run  # type: ignore[method-assign]

@@ -18,6 +18,9 @@ from regen.run.start import Begun, StartOptions, begin, resume
 from tests.runs import begin_run, conversations, determined, drive, make_spec, shard_table
 from tests.toy_target import build_toy_target
 
+# A session that lives for a second is not to spend it on its warm-up.
+BRIEF = {"rows": 8, "drafts": 1, "max_tokens": 8, "canary_rows": 0}
+
 
 def finish(begun: Begun) -> CoordinatorStatus:
     status = asyncio.run(drive(LocalCluster(), begun))
@@ -55,10 +58,10 @@ def test_each_turn_is_built_on_the_history_that_the_target_itself_produced(tmp_p
 def test_system_prompts_are_kept(tmp_path: Path) -> None:
     begun = begin_run(make_spec(tmp_path, rows=3))
     finish(begun)
-    assert shard_table(run_folder(begun)).to_pylist()[2]["messages"][0] == {
+    first = shard_table(run_folder(begun)).to_pylist()[2]["messages"][0]
+    assert {name: value for name, value in first.items() if value is not None} == {
         "role": "system",
         "content": "Be brief.",
-        "reasoning": None,
     }
 
 
@@ -243,12 +246,12 @@ def test_killed_at_random_moments_and_with_other_settings_the_shards_are_identic
         output=str(tmp_path / "other"),
         engine={"replicas": 3, "slots": 16, "step_seconds": 0.015},
         checkpoint={"interval_seconds": 0.2, "rows_per_shard": 300},
-        speculation={"method": "ngram", "num_tokens": 2},
+        speculation={"method": "ngram", "num_tokens": 2, "calibrate": "off", "warmup": BRIEF},
     )
     draw = random.Random(20)
     kills = 0
     while not standing((begun := begin_run(spec, take_over=True)).storage).is_finished:
-        asyncio.run(_abandoned(begun, after_seconds=draw.uniform(0.2, 1.2)))
+        asyncio.run(_abandoned(begun, after_seconds=draw.uniform(0.4, 2.0)))
         kills += 1
     assert kills > 4
     seal_run(begun.storage, begun.worker_setup.run)

@@ -11,7 +11,9 @@ from regen.cli import app
 from regen.rows import SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("examples/*.md")]
+)
 CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 
 pytestmark = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

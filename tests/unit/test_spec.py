@@ -13,7 +13,6 @@ from regen.spec import (
     dump_spec,
     fingerprint,
     load_spec,
-    not_acted_on,
     output_shaping,
     parse_size_bytes,
     parse_spec,
@@ -56,6 +55,20 @@ def refusal(**changes: Any) -> str:
         ({"sampling": {"max_tokens": 9999}}, "sampling.max_tokens (9999) leaves no room"),
         ({"sampling": {"max_tokens": 9, "temperature": 0.001}}, "neither 0 (greedy) nor in 0.01..2"),
         ({"sampling": {"max_tokens": 9, "temperature": [{"value": 1, "share": 0.4}]}}, "must add up to 1"),
+        ({"sources": [{"name": "a", "path": "x", "fields": {"mesages": "m"}}]}, "fields.mesages: is no key that regen"),
+        (
+            {"sources": [{"name": "a", "path": "x", "format": "tokens"}]},
+            "format: tokens conflicts with mode: regenerate",
+        ),
+        (
+            {"sources": [{"name": "a", "path": "x", "mode": "native", "sampling": {"top_k": 3}}]},
+            "sampling conflicts with mode: native",
+        ),
+        ({"sources": [{"name": "a", "path": "x", "sampling": {"max_tokens": 4096}}]}, "a: sampling.max_tokens (4096)"),
+        ({"sources": [{"name": "a", "path": "x", "sampling": {"temperature": 0.001}}]}, "neither 0 (greedy)"),
+        ({"sources": [{"name": "a", "path": "x", "filter": {"score": {"least": 3}}}]}, "sources.0.filter.score"),
+        ({"target": {"model": "m", "template_kwargs_mix": [{"value": {}, "share": 0.5}]}}, "must add up to 1"),
+        ({"policies": {"empty_turns": "keep"}}, "spec.yaml: policies.empty_turns: "),
         ({"checkpoint": {"max_bytes": "2GiB"}}, "checkpoint.max_bytes is larger than"),
         ({"checkpoint": {"max_bytes": "much"}}, "checkpoint.max_bytes: "),
     ],
@@ -139,6 +152,9 @@ def shaped(**changes: Any) -> str:
         {"engine": {"kind": "vllm", "slots": 4, "args": {"logits_processors": ["mine"]}}},
         {"sources": [{"name": "a", "path": "a.jsonl", "limit": 3}]},
         {"rows": {"dedupe": True}},
+        {"policies": {"empty_turns": "drop"}},
+        {"sources": [{"name": "a", "path": "a.jsonl", "mode": "native"}]},
+        {"target": {"model": "m", "template_kwargs_mix": [{"value": {"thinking": True}, "share": 1}]}},
         {"checkpoint": {"rows_per_shard": 3}},
     ],
 )
@@ -162,12 +178,6 @@ def test_what_shapes_outputs_is_in_the_fingerprint(changes: dict[str, Any]) -> N
 )
 def test_what_does_not_shape_outputs_is_not(changes: dict[str, Any]) -> None:
     assert shaped(**changes) == shaped()
-
-
-def test_settings_that_are_kept_and_not_acted_on_are_named() -> None:
-    speculation = {"method": "ngram", "num_tokens": 2, "gate": "fail"}
-    assert not_acted_on(parse_spec(raw(speculation=speculation), origin="x")) == ["speculation.gate"]
-    assert not_acted_on(parse_spec(raw(), origin="x")) == []
 
 
 def test_settings_that_change_what_is_sampled_are_in_the_fingerprint_and_no_other_of_speculation() -> None:

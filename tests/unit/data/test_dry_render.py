@@ -171,7 +171,7 @@ def test_control_tokens_as_text_give_the_same_text_and_no_control_ids(tmp_path):
 
 
 def test_marks_for_private_use_in_the_text_survive(tmp_path):
-    text = f"\U000f0000 and {END} and \U000f00010\U000f0001"
+    text = f"\U000f00000\U000f0000 and {END} and \U000f00010\U000f0001"
     template = loaded(tmp_path, as_text=True)
     assert text in template.decode(template.render(({"role": "user", "content": text},), None, None))
 

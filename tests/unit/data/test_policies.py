@@ -1,11 +1,13 @@
 """One policy at a time: each value of it, and that what it changed is noted."""
 
+from typing import get_args
+
 import pytest
 
 from regen.data.normalize import Rules, normalize
 from regen.data.reasons import Note, Reason
 from regen.errors import RowRefused
-from regen.spec import PoliciesSpec
+from regen.spec import PoliciesSpec, Shape
 
 BLANK = Note.EMPTY_TURN_DROPPED
 ROLES = {"s": "system", "u": "user", "a": "assistant"}
@@ -86,3 +88,17 @@ def test_surrogates_in_arguments_and_tools_follow_the_policy_too():
     made = normalize(value, Rules(policies=PoliciesSpec(unpaired_surrogates="replace"))).conversation
     assert "\ufffd" in (made.tools_json or "")
     assert "\ufffd" in (made.messages[1].expected_calls_json or "")
+
+
+def test_the_page_names_every_policy_with_its_values_the_default_first(repository):
+    page = (repository / "docs" / "data.md").read_text(encoding="utf-8")
+    for name, info in PoliciesSpec.model_fields.items():
+        values = get_args(info.annotation)
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
+        assert f"| {', '.join(values)} |" in row
+        assert info.default == values[0]
+
+
+def test_the_page_names_every_format(repository):
+    page = (repository / "docs" / "data.md").read_text(encoding="utf-8")
+    assert all(f"| `{shape}` |" in page for shape in get_args(Shape) if shape != "auto")

@@ -120,3 +120,49 @@ def test_no_more_requests_than_slots_are_decoded_at_once() -> None:
 
     assert asyncio.run(most()) == (2, 4)
     assert made.counters().running == 0
+
+
+SPECULATION = SpeculationSpec(method="ngram", num_tokens=3)
+
+
+def test_each_so_many_th_answer_is_salad_with_speculation_on_and_only_then() -> None:
+    faults = [{"kind": "salad", "every": 5, "times": 100}]
+    asks = [request(number) for number in range(20)]
+    straight = generate(engine(), *asks)
+    assert generate(engine(faults=faults), *asks) == straight
+    salad = generate(engine(speculation=SPECULATION, faults=faults), *asks)
+    changed = [
+        (right, wrong)
+        for right, wrong in zip(straight, salad, strict=True)
+        if isinstance(right, Completion) and isinstance(wrong, Completion) and right.token_ids != wrong.token_ids
+    ]
+    assert len(changed) == 4
+    for right, wrong in changed:
+        assert sorted(right.token_ids) == sorted(wrong.token_ids)
+        assert right.finish_reason is wrong.finish_reason
+
+
+def test_counters_vanish_in_one_replica_after_so_many_requests() -> None:
+    faults = [{"kind": "counters_absent", "replica": 1, "after_requests": 2}]
+    made = engine(WorkerId(1, 0), speculation=SPECULATION, faults=faults)
+    generate(made, request(1), request(2))
+    assert made.counters().acceptance is not None
+    (completion,) = generate(made, request(3))
+    assert isinstance(completion, Completion)
+    assert completion.acceptance is None
+    assert made.counters().acceptance is None
+    other = engine(WorkerId(0, 0), speculation=SPECULATION, faults=faults)
+    generate(other, *(request(number) for number in range(5)))
+    assert other.counters().acceptance is not None
+
+
+def test_drafts_are_rejected_after_so_many_requests() -> None:
+    made = engine(speculation=SPECULATION, faults=[{"kind": "reject_drafts", "after_requests": 1}])
+    first, second = *generate(made, request(1)), *generate(made, request(2))
+    assert isinstance(first, Completion)
+    assert isinstance(second, Completion)
+    assert first.acceptance is not None
+    assert first.acceptance.accepted > 0
+    assert second.acceptance is not None
+    assert second.acceptance.drafts > 0
+    assert second.acceptance.accepted == 0

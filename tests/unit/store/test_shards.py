@@ -12,7 +12,7 @@ import pytest
 
 from regen.errors import JournalDamaged, StoreUnavailable, UserError
 from regen.protocols import Storage
-from regen.records import OutputRow, Role, Stage, Status
+from regen.records import OutputRow, Role, Split, Stage, Status
 from regen.rows import SCHEMA, from_table, to_table
 from regen.store import shards as shards_module
 from regen.store.layout import JOURNAL, SHARDS, journal_key, shard_key
@@ -20,7 +20,7 @@ from regen.store.parquet import RowsFile
 from regen.store.shards import Shard, in_row_groups, seal, settled_row
 from regen.store.storage import LocalStorage
 from tests.memory_storage import MemoryStorage
-from tests.output_rows import MemoryPlan, observed, output_row, planned_row
+from tests.output_rows import MemoryPlan, native_row, observed, output_row, planned_row
 from tests.unit.store.faulty_storage import FaultyStorage
 from tests.unit.store.journals import opened, published
 
@@ -92,6 +92,18 @@ def test_a_settled_row_without_a_conversation_has_no_messages() -> None:
     assert settled_row(planned, "s1", "f").messages == ()
     with pytest.raises(ValueError, match="not settled"):
         settled_row(planned_row(0), "s1", "f")
+
+
+def test_a_native_row_is_whole_and_as_it_is_planned() -> None:
+    planned = native_row(3)
+    row = settled_row(planned, "s1", "f" * 32)
+
+    assert (row.status, row.split, row.reason) == (Status.NATIVE, Split.EVAL, None)
+    assert planned.conversation is not None
+    assert row.messages == planned.conversation.messages
+    assert row.generations == planned.native
+    assert row.generations[0].sampling is None
+    assert from_table(to_table([row])) == [row]
 
 
 @pytest.mark.parametrize("per_file", [1, 3, 100])

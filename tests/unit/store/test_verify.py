@@ -398,6 +398,29 @@ def test_alike_findings_of_a_file_are_told_once(folder: Folder) -> None:
     assert "2 more" in found[0].message
 
 
+def test_native_rows_are_counted_sealed_and_checked() -> None:
+    storage, plan = MemoryStorage(), MemoryPlan(PER_SHARD, [1], [2, 3])
+    published(storage, [[output_row(ordinal) for ordinal in range(PER_SHARD) if ordinal not in (1, 2, 3)]], PER_SHARD)
+    seal(storage, plan, PER_SHARD, session="s1", fingerprint="f")
+    found = verify(storage, plan, PER_SHARD)
+
+    assert found.is_complete, found.findings
+    assert (found.outcomes[Status.NATIVE], found.outcomes[Status.REJECTED]) == (2, 1)
+    assert replay(storage, PER_SHARD, plan.settled()).totals.by_status()[Status.NATIVE] == 2
+
+    other = MemoryPlan(PER_SHARD, [1], [2])
+    assert Code.SHARD_ROWS in [finding.code for finding in verify(storage, other, PER_SHARD).findings]
+
+
+def test_a_plan_that_calls_a_native_row_rejected_is_found() -> None:
+    class Lying(MemoryPlan):
+        def settled(self) -> Iterator[tuple[int, str, Status]]:
+            return ((ordinal, source, Status.REJECTED) for ordinal, source, _ in super().settled())
+
+    found = verify(MemoryStorage(), Lying(3, [], [1]), PER_SHARD)
+    assert Code.PLAN_REFUSED in [finding.code for finding in found.findings]
+
+
 def test_a_shard_ahead_of_the_journal_is_found() -> None:
     storage, plan = MemoryStorage(), MemoryPlan(PER_SHARD)
     published(storage, [[output_row(ordinal) for ordinal in range(PER_SHARD)]], PER_SHARD)

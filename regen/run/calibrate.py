@@ -1,0 +1,54 @@
+"""What calibration has chosen for a run, read from its journal: for `regen calibrate` and for reports."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from regen.errors import SpecError
+from regen.protocols import Storage
+from regen.run.held import replayed_run
+from regen.run.speculation import subject_of
+from regen.spec import RunSpec
+from regen.store.control import DecidedBy, SpeculationDecided
+
+
+@dataclass(frozen=True, slots=True)
+class StandingChoice:
+    """The newest choice: which arm, why, and a row of figures for each arm that was measured."""
+
+    arm: str
+    speculation: str | None
+    reason: str
+    at: str
+    arms: tuple[dict[str, Any], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines, and for report.json."""
+        speculation = None if self.speculation is None else json.loads(self.speculation)
+        return {
+            "arm": self.arm,
+            "speculation": speculation,
+            "reason": self.reason,
+            "at": self.at,
+            "arms": list(self.arms),
+        }
+
+
+def standing_choice(storage: Storage, spec: RunSpec) -> StandingChoice | None:
+    """What was measured last for this very speculation, engine and sampling; None if nothing was."""
+    replayed = replayed_run(storage)
+    subject = subject_of(spec)
+    for record in reversed(replayed.records if replayed else ()):
+        if isinstance(record, SpeculationDecided) and record.by is DecidedBy.CALIBRATION and record.subject == subject:
+            return StandingChoice(
+                record.arm, record.speculation, record.reason, record.at, tuple(json.loads(record.evidence))
+            )
+    return None
+
+
+def require_speculation(spec: RunSpec) -> None:
+    """Raises SpecError where there is nothing to compare."""
+    if spec.speculation is None:
+        raise SpecError("calibrate: the spec has no speculation, so there is nothing to compare with off")

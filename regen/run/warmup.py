@@ -1,0 +1,250 @@
+"""An engine's warm-up: real first prompts of the plan, at the run's concurrency, until the gate can tell.
+
+Guarantees: nothing that is made here is kept; a row's failure costs that row only; it ends with a verdict, or when more
+answers would hardly bring one, or after `warmup.seconds`. Degenerate answers do not count, and neither do the canary's:
+greedy answers, made while the other slots are busy, that the target then rates without speculation.
+
+Costs: some hundred verification steps, and one prefill for each canary row; seconds on most engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from regen.degenerate import looks_degenerate
+from regen.errors import RowError
+from regen.protocols import Engine
+from regen.records import (
+    Acceptance,
+    CanaryMiss,
+    Completion,
+    FinishReason,
+    GenerationRequest,
+    PlannedRow,
+    Sampling,
+    TokenScore,
+    WarmupReport,
+)
+from regen.spec import SpeculationSpec
+from regen.speculative.gate import GateVerdict, could_tell_more, judge
+
+Prepare = Callable[[PlannedRow], Awaitable[GenerationRequest]]
+
+
+async def warm_up(
+    rows: Sequence[PlannedRow],
+    speculation: SpeculationSpec,
+    prepare: Prepare,
+    engine: Engine,
+    slots: int,
+    on_tokens: Callable[[int], None] = lambda count: None,
+    temperature: float = 0.0,
+) -> WarmupReport:
+    """What this engine shows with these rows, `slots` at once.
+
+    `prepare` makes a row's first request as the run would (its cap is cut here) and may raise RowError; `on_tokens` is
+    called as in `Engine.generate`, for whoever looks for stalls; `temperature` is what the run samples at. Raises
+    EngineDied.
+    """
+    return await _WarmUp(rows, speculation, prepare, engine, slots, on_tokens, temperature).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """One answer to ask for. In every round but the first, a row is asked with another seed."""
+
+    row: PlannedRow
+    round: int
+    is_canary: bool
+
+
+class _WarmUp:
+    def __init__(
+        self,
+        rows: Sequence[PlannedRow],
+        speculation: SpeculationSpec,
+        prepare: Prepare,
+        engine: Engine,
+        slots: int,
+        on_tokens: Callable[[int], None],
+        temperature: float,
+    ) -> None:
+        self._rows = rows
+        self._speculation = speculation
+        self._settings = speculation.warmup
+        self._prepare = prepare
+        self._engine = engine
+        self._slots = slots
+        self._on_tokens = on_tokens
+        self._temperature = temperature
+        self._before = engine.counters().acceptance
+        self._requests: dict[int, GenerationRequest] = {}
+        self._numbers = itertools.count()
+        self._canary_ordinals = {row.ordinal for row in _shortest(rows, self._settings.canary_rows)}
+        self._canaries_left = len(self._canary_ordinals)
+        self._canary_answers: list[tuple[PlannedRow, GenerationRequest, Completion]] = []
+        self._answers = self._degenerate = self._output_tokens = 0
+        self._failures_in_a_row = 0
+        self._left_out = Acceptance()
+        self._all_counted_zero = True
+
+    async def run(self) -> WarmupReport:
+        started = time.monotonic()
+        await self._load()
+        report = self._report()  # before the canary is rated: that adds to no counter of speculation
+        misses = [await self._rate(*answer) for answer in self._canary_answers]
+        rated = [found for found in misses if found is not None]
+        return replace(
+            report,
+            seconds=time.monotonic() - started,
+            canary_answers=len(rated),
+            canary_misses=tuple(miss for found in rated for miss in found),
+        )
+
+    # --- load ------------------------------------------------------------------------------------
+
+    async def _load(self) -> None:
+        """Every slot busy until it is decided; whatever runs then is dropped."""
+        tasks = self._tasks()
+        work = [asyncio.ensure_future(self._fill_slot(tasks)) for _ in range(self._slots)]
+        try:
+            ended, _ = await asyncio.wait(work, timeout=self._settings.seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for slot in work:
+                slot.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+        for slot in ended:
+            slot.result()
+
+    async def _fill_slot(self, tasks: Iterator[_Task]) -> None:
+        """Answer after answer. It returns when all has been decided, or when no row at all can be asked."""
+        for task in tasks:
+            try:
+                await self._answer(task)
+                self._failures_in_a_row = 0
+            except RowError:
+                self._failures_in_a_row += 1  # the run itself will meet this row again, and write down what is wrong
+            finally:
+                self._canaries_left -= task.is_canary
+            if self._is_decided() or self._failures_in_a_row >= len(self._rows):
+                return
+
+    def _tasks(self) -> Iterator[_Task]:
+        """The rows over and over, the canary's among them in the first round. Endless, unless there is no row."""
+        for turn in itertools.count() if self._rows else ():
+            for row in self._rows:
+                yield _Task(row, turn, is_canary=False)
+                if turn == 0 and row.ordinal in self._canary_ordinals:
+                    yield _Task(row, turn, is_canary=True)
+
+    async def _answer(self, task: _Task) -> None:
+        request = await self._request(task)
+        completion = await self._engine.generate(request, self._on_tokens)
+        if completion.acceptance is None or completion.acceptance.drafts:
+            self._all_counted_zero = False
+        if task.is_canary:
+            self._canary_answers.append((task.row, request, completion))
+            self._left_out += completion.acceptance or Acceptance()
+        elif _is_degenerate(completion):
+            self._degenerate += 1
+            self._left_out += completion.acceptance or Acceptance()
+        else:
+            self._answers += 1
+            self._output_tokens += len(completion.token_ids)
+
+    async def _request(self, task: _Task) -> GenerationRequest:
+        ordinal = task.row.ordinal
+        if ordinal not in self._requests:
+            self._requests[ordinal] = await self._prepare(task.row)
+        request = self._requests[ordinal]
+        return replace(
+            request,
+            request_id=f"warmup-{next(self._numbers)}-{request.request_id}",
+            sampling=greedy(request.sampling) if task.is_canary else request.sampling,
+            cap=min(request.cap, self._settings.max_tokens),
+            seed=None if request.seed is None else request.seed + task.round,
+        )
+
+    def _is_decided(self) -> bool:
+        if self._canaries_left:
+            return False
+        report = self._report()
+        result = judge(report, self._speculation, is_final=False, temperature=self._temperature)
+        return result.verdict is not GateVerdict.UNDECIDED or not could_tell_more(report, self._speculation)
+
+    # --- what was seen ---------------------------------------------------------------------------
+
+    def _report(self) -> WarmupReport:
+        return WarmupReport(0.0, self._answers, self._degenerate, self._output_tokens, self._acceptance())
+
+    def _acceptance(self) -> Acceptance | None:
+        """None: not counted. An engine that says of each answer that nothing was drafted does count."""
+        now = self._engine.counters().acceptance
+        if now is None:
+            return Acceptance() if self._answers and self._all_counted_zero else None
+        return _less(_less(now, self._before or Acceptance()), self._left_out)
+
+    async def _rate(
+        self, row: PlannedRow, request: GenerationRequest, completion: Completion
+    ) -> tuple[CanaryMiss, ...] | None:
+        """The miss of one canary answer, if any; None if the engine could not rate it."""
+        with suppress(RowError):
+            scores = await self._engine.score(request.prompt_token_ids, completion.token_ids)
+            self._on_tokens(len(scores))
+            return first_miss(row.row_id, scores, self._settings.canary_margin)
+        return None
+
+
+def first_miss(row_id: str, scores: Sequence[TokenScore], margin: float) -> tuple[CanaryMiss, ...]:
+    """The first token of a greedy answer that lies more than `margin` nats below the target's best; empty if none."""
+    for position, score in enumerate(scores):
+        if (below := score.best_logprob - score.logprob) > margin:
+            return (CanaryMiss(row_id, position, below),)
+    return ()
+
+
+def greedy(sampling: Sampling) -> Sampling:
+    """Greedy, and without anything that moves the target's own ranking: only ids that end an answer stay."""
+    return replace(
+        sampling,
+        temperature=0.0,
+        top_p=1.0,
+        top_k=0,
+        min_p=0.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        repetition_penalty=1.0,
+        stop=(),
+    )
+
+
+def _is_degenerate(completion: Completion) -> bool:
+    is_empty = completion.finish_reason is FinishReason.STOP and len(completion.token_ids) <= 1
+    return is_empty or completion.finish_reason is FinishReason.REPETITION or looks_degenerate(completion.token_ids)
+
+
+def _shortest(rows: Sequence[PlannedRow], count: int) -> list[PlannedRow]:
+    """So many rows, by first prompt: to rate an answer, some engines keep logits for every token before it."""
+    return sorted(rows, key=lambda row: row.prompt_tokens)[:count]
+
+
+def _less(total: Acceptance, part: Acceptance) -> Acceptance:
+    """`total` without `part`, never below zero: an engine may count one draft more or less than its requests do."""
+    length = max(len(total.accepted_by_position), len(part.accepted_by_position))
+    by_position = [max(0, _at(total, position) - _at(part, position)) for position in range(length)]
+    return Acceptance(
+        max(0, total.drafts - part.drafts),
+        max(0, total.drafted - part.drafted),
+        max(0, total.accepted - part.accepted),
+        tuple(by_position),
+    )
+
+
+def _at(acceptance: Acceptance, position: int) -> int:
+    by_position = acceptance.accepted_by_position
+    return by_position[position] if position < len(by_position) else 0

@@ -1,0 +1,35 @@
+"""What vLLM's CPU workers are mended with, against what the kernel is documented to do."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("vllm")
+
+from regen.engines.vllm_cpu_worker import KERNEL, expand  # noqa: E402
+
+pytestmark = pytest.mark.engine  # it imports vLLM, which takes a while; none is started
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32])
+def test_each_value_is_written_for_all_tokens_of_its_request(dtype):
+    output = torch.full((6,), -7, dtype=dtype)
+    expand(output, torch.tensor([3, 0, 5], dtype=dtype), torch.tensor([2, 5, 6], dtype=torch.int32), 0, 1, 32)
+    assert output.tolist() == [3, 3, 1, 1, 1, 5]
+
+
+def test_temperatures_below_one_are_not_rounded():
+    output = torch.empty(2)
+    expand(output, torch.tensor([0.6]), torch.tensor([2], dtype=torch.int32), -1, 1)
+    assert output.tolist() == pytest.approx([0.6, 0.6])
+
+
+def test_vllm_launches_it_in_place_of_its_own():
+    from vllm.v1.sample import rejection_sampler
+
+    temperature = torch.tensor([0.6, 0.9])
+    cumulated = torch.tensor([1, 3], dtype=torch.int32)
+    assert KERNEL.startswith(rejection_sampler.__name__)
+    expanded = rejection_sampler.expand_batch_to_tokens(temperature, cumulated, 3)
+    assert expanded.tolist() == pytest.approx([0.6, 0.9, 0.9])
