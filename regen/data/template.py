@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from regen.data.call_form import CALL_FORMS, PROBE, CallForm
 from regen.data.control_tokens import CONTROL_TOKENS, ControlTokens, Masked
 from regen.data.text import DETAIL_CHARS, printable
 from regen.errors import RowRefused, SpecError
@@ -40,7 +41,6 @@ _OWN_ARGUMENTS = frozenset(
     }
 )
 _NO_LENGTH_WARNING = 10**30
-_PROBE_ARGUMENTS = '{"probe":  "argument"}'  # two spaces: no template writes it so by itself
 
 
 class TokenizerTemplate:
@@ -56,7 +56,7 @@ class TokenizerTemplate:
         added = tokenizer.added_tokens_decoder.values()
         self._control = ControlTokens(((token.content, token.special) for token in added), self.source)
         self._control_as_text = control_as_text
-        self._takes_argument_text = self._prints_argument_text()
+        self._call_form = self._probed_call_form()
 
     @property
     def source(self) -> str:
@@ -97,7 +97,7 @@ class TokenizerTemplate:
         opens_answer: bool,
     ) -> tuple[int, ...]:
         _check_content(messages)
-        messages = tuple(self._with_arguments(message) for message in messages)
+        messages = tuple(self._as_taken(message) for message in messages)
         arguments = {
             "tools": None if tools_json is None else json.loads(tools_json),
             "add_generation_prompt": opens_answer,
@@ -116,28 +116,33 @@ class TokenizerTemplate:
             raise RowRefused(Stage.RENDER, TEMPLATE_REFUSED, "the template yields an empty prompt")
         return ids
 
-    def _with_arguments(self, message: Mapping[str, object]) -> Mapping[str, object]:
-        """Arguments of calls as the template takes them, whichever they are given as."""
+    def _as_taken(self, message: Mapping[str, object]) -> Mapping[str, object]:
+        """Calls as the template takes them, however they are given."""
         calls = message.get("tool_calls")
         if not isinstance(calls, list):
             return message
-        as_taken = _argument_text if self._takes_argument_text else _argument_object
-        return {**message, "tool_calls": [_with_arguments(call, as_taken) for call in calls]}
+        content = message["content"] or (None if self._call_form.without_content else "")
+        return {**message, "content": content, "tool_calls": [self._call_form.of(call) for call in calls]}
 
-    def _prints_argument_text(self) -> bool:
-        """Whether the template writes arguments that are text as they are.
+    def _probed_call_form(self) -> CallForm:
+        """The first form in which the template writes a call's name and arguments, the latter not quoted once more.
 
-        Those are the target's own words then. Others take objects: of text they print a quoted string, or raise.
+        Text comes first: those are the target's own words. Others take objects: of text they make a quoted string, or
+        raise. Some leave out the calls of an answer that has any content, be it empty.
         """
-        call = {"id": "call_0", "type": "function", "function": {"name": "probe", "arguments": _PROBE_ARGUMENTS}}
-        answer = {"role": "assistant", "content": "", "tool_calls": [call]}
-        try:
-            made = self._tokenizer.apply_chat_template(
-                [{"role": "user", "content": "probe"}, answer], tokenize=False, **self._kwargs
-            )
-        except Exception:  # templates raise what they like; one that does not take text is given objects
-            return False
-        return _PROBE_ARGUMENTS in made
+        for form in CALL_FORMS:
+            message = {"role": "assistant", "content": None if form.without_content else "", "tool_calls": [PROBE]}
+            try:
+                made = self._tokenizer.apply_chat_template(
+                    [{"role": "user", "content": "?"}, {**message, "tool_calls": [form.of(PROBE)]}],
+                    tokenize=False,
+                    **self._kwargs,
+                )
+            except Exception:  # templates raise what they like; one that does not take this may take another
+                continue
+            if form.is_written(made):
+                return form
+        return CallForm()
 
     def _ids(self, messages: tuple[Mapping[str, object], ...], arguments: Mapping[str, object]) -> tuple[int, ...]:
         made = self._tokenizer.apply_chat_template(
@@ -229,23 +234,6 @@ def _check_content(messages: tuple[Mapping[str, object], ...]) -> None:
         if not isinstance(message.get("content"), str):
             found = type(message.get("content")).__name__
             raise RowRefused(Stage.RENDER, "content_not_text", f"a {message.get('role')} message holds {found}")
-
-
-def _with_arguments(call: Mapping[str, Any], as_taken: Callable[[Any], object]) -> Mapping[str, object]:
-    function = call["function"]
-    return {**call, "function": {**function, "arguments": as_taken(function["arguments"])}}
-
-
-def _argument_text(arguments: Any) -> object:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-
-
-def _argument_object(arguments: Any) -> object:
-    """Text that is no JSON (kept by policy) stays text."""
-    try:
-        return json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
-        return arguments
 
 
 def _row_kwargs(kwargs_json: str | None) -> dict[str, Any]:

@@ -79,24 +79,30 @@ def test_messages_for_templates_have_what_is_there_and_text_for_content():
 
 
 @pytest.mark.parametrize(
-    ("printed", "shown"),
+    ("arguments", "shown"),
     [
         ("call.function.arguments|tojson", '{"x": [1, null]}'),  # Llama: text would come out quoted
-        ("call.function.arguments", '{"x":[1,null]}'),  # DeepSeek: an object cannot be printed
+        ("call.function.arguments ~ ''", '{"x":[1,null]}'),  # DeepSeek: written as it is
         ("call.function.arguments if call.function.arguments is string else 1/0", '{"x":[1,null]}'),  # Kimi, Qwen3
-        ("call.function.arguments.x|tojson", "[1, null]"),  # takes the object apart
+        ("call.function.arguments.items()|list|tojson", '[["x", [1, null]]]'),  # takes the object apart
     ],
 )
-def test_templates_get_the_arguments_that_they_take(tmp_path, printed, shown):
-    source = "{% for m in messages %}{% for call in m.tool_calls or [] %}{{ " + printed + " }}{% endfor %}{% endfor %}"
+@pytest.mark.parametrize("condition", ["m.tool_calls", "m.tool_calls and m.content is none"])
+def test_templates_get_calls_as_they_take_them(tmp_path, arguments, shown, condition):
+    """The second condition is that of DeepSeek-R1's template: of an answer with content "" it writes no call."""
+    source = (
+        "{% for m in messages %}{% if " + condition + " %}{% for call in m.tool_calls %}"
+        "{{ call.function.name }}:{{ " + arguments + " }}{% endfor %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
     template = loaded(tmp_path, source)
-    for arguments in ('{"x":[1,null]}', {"x": [1, None]}):
+
+    def rendered_with(arguments):
         call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
-        made = template.decode(
-            template.render(({"role": "assistant", "content": "", "tool_calls": [call]},), None, None)
-        )
-        assert made.replace(" ", "") == shown.replace(" ", "")
-        assert made == shown or isinstance(arguments, dict)
+        message = {"role": "assistant", "content": "", "tool_calls": [call]}
+        return template.decode(template.render((message,), None, None))
+
+    assert rendered_with('{"x":[1,null]}') == f"f:{shown}"
+    assert rendered_with({"x": [1, None]}).replace(" ", "") == f"f:{shown}".replace(" ", "")
 
 
 def test_what_a_source_had_called_is_never_rendered():
