@@ -30,9 +30,8 @@ class CallForm:
         return {**call, "function": {**function, "arguments": as_taken(function["arguments"])}}
 
     def is_written(self, made: str) -> bool:
-        """Whether a rendered text has the probe's name and arguments, and not as a quoted string."""
-        arguments = _ARGUMENTS if self.arguments_as_text else _VALUE
-        return _NAME in made and arguments in made and '\\"probe_key' not in made
+        """Whether a rendered text has the probe's name and arguments; a quoted string is not the text it quotes."""
+        return _NAME in made and (_ARGUMENTS if self.arguments_as_text else _VALUE) in made
 
 
 CALL_FORMS = tuple(CallForm(as_text, without) for without in (False, True) for as_text in (True, False))

@@ -37,6 +37,7 @@ def test_one_token_over_and_over_is_a_wall() -> None:
 
 def test_the_closing_id_hides_nothing() -> None:
     assert degenerate_tail([33] * 400 + [2], has_ended=True) is not None
+    assert degenerate_tail([*range(40, 46)] * 100 + [2], has_ended=True) is not None
 
 
 def test_a_few_ids_without_a_period_are_seen() -> None:

@@ -62,6 +62,8 @@ def test_a_call_too_many_or_too_few_matches_nothing(policy: str) -> None:
     for made in (calls(*same[:2]), calls(*same, ("look", '{"x": 3}'))):
         assert matched_results(made, RECORDED, RESULTS, policy) is None  # type: ignore[arg-type]
     assert matched_results(calls(*same), RECORDED, (), policy) is None  # type: ignore[arg-type]
+    twice = (*RESULTS, result("r0", "once more"))
+    assert matched_results(calls(*same), RECORDED, twice, policy) is None  # type: ignore[arg-type]
 
 
 def test_arguments_that_are_no_json_match_nothing() -> None:
