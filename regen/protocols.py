@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -142,6 +142,64 @@ class ChatTemplate(Protocol):
 
     def decode(self, token_ids: tuple[int, ...]) -> str:
         """Text without special tokens: a view of the ids."""
+        ...
+
+    def text_with_special_tokens(self, token_ids: tuple[int, ...]) -> str:
+        """Every id as text, end-of-turn and other control tokens too."""
+        ...
+
+    def reencoded(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """The ids that the text of these ids (special tokens included) is encoded to: often others than these."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One whole answer before it is read.
+
+    `text` has the special tokens that were sampled, except the id (or the stop string) that ended it. `prompt_tail` is
+    the end of the prompt's text, for tags that the template has opened there. `template_kwargs` are what the template
+    was given: some formats depend on them.
+    """
+
+    text: str
+    prompt_tail: str = ""
+    tools_json: str | None = None
+    template_kwargs: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call as the target made it. `arguments` is its text, of JSON if the target kept to its format.
+
+    `id` is the one that the target itself has written, None where its format has none.
+    """
+
+    name: str
+    arguments: str
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedAnswer:
+    """An answer read. `content` is what its reader would see.
+
+    `is_thinking_open`: reasoning was begun and not closed. `has_open_call`: a tool call was begun and not
+    closed, or nothing could be read from it; `calls` may hold what there was of it.
+    """
+
+    content: str
+    reasoning: str | None = None
+    calls: tuple[ToolCall, ...] = ()
+    is_thinking_open: bool = False
+    has_open_call: bool = False
+
+
+class AnswerParser(Protocol):
+    """Reads whole answers in the target's own format. Thread-safe."""
+
+    def parse(self, answer: Answer) -> ParsedAnswer:
+        """Never raises for what the target said: an answer out of format is content, or an open call."""
         ...
 
 

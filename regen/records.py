@@ -56,6 +56,38 @@ class FinishReason(StrEnum):
     REPETITION = "repetition"
 
 
+class Label(StrEnum):
+    """What is said of one generation. All but the last make it a bad turn: see `is_note`."""
+
+    CUT_IN_ANSWER = "cut_in_answer"  # at the cap, and within it: what is visible so far may be good
+    CUT_IN_THINKING = "cut_in_thinking"
+    CUT_IN_TOOL_CALL = "cut_in_tool_call"
+    REPETITION = "repetition"  # ended by the engine's own detector
+    LOOP = "loop"  # a cycle of ids that lasts to the end
+    WALL = "wall"  # one or two ids to the end
+    FEW_IDS = "few_ids"  # a handful of ids, without a cycle
+    EMPTY_ANSWER = "empty_answer"
+    NO_VISIBLE_ANSWER = "no_visible_answer"  # reasoning and nothing else
+    UNBALANCED_TAGS = "unbalanced_tags"  # tags of reasoning or calls in what is visible
+    UNPARSABLE_TOOL_CALL = "unparsable_tool_call"
+    RETOKENISES_DIFFERENTLY = "retokenises_differently"  # encoding the text gives other ids
+
+    @property
+    def is_note(self) -> bool:
+        """Worth knowing, and nothing bad."""
+        return self is Label.RETOKENISES_DIFFERENTLY
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the cap has cut it."""
+        return self in (Label.CUT_IN_ANSWER, Label.CUT_IN_THINKING, Label.CUT_IN_TOOL_CALL)
+
+    @property
+    def is_degenerate(self) -> bool:
+        """Whether it is no answer: such a generation is no measure of a draft."""
+        return not (self.is_note or self.is_cut or self is Label.UNPARSABLE_TOOL_CALL)
+
+
 class Origin(StrEnum):
     """Who made a generation's tokens."""
 
@@ -136,6 +168,10 @@ class Sampling:
     repetition_penalty: float
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
+    # vLLM's detector of repeated patterns, 0 for off: longest and shortest pattern, and how often in a row.
+    repetition_max_pattern_tokens: int = 0
+    repetition_min_pattern_tokens: int = 0
+    repetition_min_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +320,7 @@ class Generation:
     loss_mask: tuple[int, ...] | None = None
     reasoning: str | None = None
     tool_calls_json: str | None = None
+    labels: tuple[Label, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,11 +447,15 @@ class WorkerId:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """One row handed to a worker. `round` is 0 unless the row was re-opened; `attempt` counts from 1."""
+    """One row handed to a worker. `attempt` counts from 1.
+
+    `round` is 0 unless the row was re-opened; `sampling` are the fields, by name, that it was re-opened with.
+    """
 
     row: PlannedRow
     round: int
     attempt: int
+    sampling: Mapping[str, float | int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,12 +539,15 @@ class Left(StrEnum):
 class Totals:
     """What the store says is done: recomputed by replay, so that no number falls or counts twice.
 
-    `outcomes` by source and status, `reasons` of rows that are not ok, by status and reason. Tokens and generations are
-    those that the run has made: native rows are among the outcomes only.
+    `outcomes` by source and status, `reasons` of rows that are not ok, by status and reason; `replicas` are outcomes by
+    the slot that made them and status, `labels` generations by source and `Label`. Tokens and generations are those
+    that the run has made: native rows are among the outcomes only.
     """
 
     outcomes: Mapping[tuple[str, Status], int] = field(default_factory=dict)
     reasons: Mapping[tuple[Status, str], int] = field(default_factory=dict)
+    replicas: Mapping[tuple[int, Status], int] = field(default_factory=dict)
+    labels: Mapping[tuple[str, Label], int] = field(default_factory=dict)
     prompt_tokens: int = 0
     output_tokens: int = 0
     generations: int = 0
@@ -540,6 +584,7 @@ class SpeculationStatus:
 class CoordinatorStatus:
     """What the driver and the progress line read. `error` is set when `phase` is `failed`.
 
+    `left` are rows of the plan that are still to be made, for the first time or again.
     `incarnation` differs after every restart of the coordinator; `commits` counts journal files and never falls;
     `hung` are slots whose process says nothing any more; `store_error` is set while the store is away.
     `session_sampled_tokens` are what engines have sampled since they started: more than what was received of this
@@ -563,3 +608,4 @@ class CoordinatorStatus:
     metrics_url: str | None = None
     store_error: str | None = None
     error: RegenError | None = None
+    left: int = 0

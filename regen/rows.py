@@ -21,6 +21,7 @@ from regen.records import (
     Acceptance,
     FinishReason,
     Generation,
+    Label,
     Message,
     Observed,
     ObservedGeneration,
@@ -54,6 +55,7 @@ GENERATION = pa.struct(
         pa.field("reasoning", pa.string()),
         pa.field("content", pa.string(), nullable=False),
         pa.field("tool_calls", pa.string()),
+        pa.field("labels", pa.list_(pa.string()), nullable=False),
         pa.field("finish_reason", pa.string()),
         pa.field("stop_reason", pa.string()),
         pa.field("sampling", pa.string()),
@@ -212,6 +214,7 @@ def generation_values(generation: Generation) -> dict[str, Any]:
         "reasoning": generation.reasoning,
         "content": generation.content,
         "tool_calls": generation.tool_calls_json,
+        "labels": [label.value for label in generation.labels],
         "finish_reason": generation.finish_reason.value if generation.finish_reason else None,
         "stop_reason": generation.stop_reason,
         "sampling": json.dumps(asdict(generation.sampling), sort_keys=True) if generation.sampling else None,
@@ -295,6 +298,7 @@ def generation_of(values: dict[str, Any]) -> Generation:
         loss_mask=_optional_tuple(values["loss_mask"]),
         reasoning=values["reasoning"],
         tool_calls_json=values["tool_calls"],
+        labels=tuple(Label(label) for label in values["labels"]),
     )
 
 

@@ -57,7 +57,7 @@ _FREE_VLLM_ARGS = frozenset(
         "tensor_parallel_size",
     }
 )
-_SHAPING_FAKE_FIELDS = ("answer_tokens", "answer_spread", "vocabulary", "end_token_id")
+_SHAPING_FAKE_FIELDS = ("answer_tokens", "answer_spread", "vocabulary", "end_token_id", "answers")
 
 # Settings of engines' speculation that change what is sampled, and the values of them that do not. vLLM's names, of
 # this and of earlier versions, and SGLang's.
@@ -90,12 +90,30 @@ class TemplateKwargsShare(_Strict):
     share: Share = Field(description="Share of rows, by row id. Shares add up to 1.")
 
 
+class ReasoningShare(_Strict):
+    """Reasoning in a part of the rows."""
+
+    share: Share = Field(description="Share of rows that reason, by row id.")
+
+
+def _on_or_off(value: object) -> object:
+    """YAML reads a bare `on` as true."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
 class TargetSpec(_Strict):
     """The model whose answers are wanted."""
 
     model: str = Field(description="A local folder, or a model on the Hugging Face hub.")
     revision: str | None = Field(None, description="Hub only: branch, tag or commit. Resolved and recorded.")
-    profile: Literal["auto"] = Field("auto", description="A family's quirks, as data. Only auto in this version.")
+    profile: Literal["auto", "none", "kimi-k2", "qwen3", "deepseek", "llama3", "smollm2"] = Field(
+        "auto", description="A family's quirks, as data. auto: by config.json and template."
+    )
+    reasoning: Annotated[Literal["on", "off"] | ReasoningShare | None, BeforeValidator(_on_or_off)] = Field(
+        None, description="on, off, or {share: 0.3} of the rows; null: as the template has it. Recorded per row."
+    )
+    reasoning_parser: str = Field("auto", description="vLLM's name for it, none, or auto: the profile's.")
+    tool_parser: str = Field("auto", description="vLLM's name for it, none, or auto: the profile's.")
     trust_remote_code: bool = Field(False, description="Run the tokenizer's own Python code. Off unless named.")
     template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Given to the chat template, for example {thinking: true}. Recorded per row."
@@ -110,6 +128,8 @@ class TargetSpec(_Strict):
         mix = self.template_kwargs_mix
         if mix and abs(sum(part.share for part in mix) - 1) > 1e-6:
             raise ValueError("template_kwargs_mix: the shares of a mix must add up to 1")
+        if mix and self.reasoning is not None:
+            raise ValueError("reasoning conflicts with template_kwargs_mix: each draws template kwargs per row")
         return self
 
 
@@ -181,6 +201,13 @@ class FakeFault(_Strict):
     lives: int = Field(1, ge=1, description="In how many engines of a slot, one replacing the other.")
 
 
+class FakeAnswer(_Strict):
+    """One scripted answer of the fake engine."""
+
+    prompt_ids: list[int] = Field(min_length=1, description="Given where these ids stand in a row in the prompt.")
+    ids: list[int] = Field(min_length=1, description="The answer; cut at the cap, else closed by end_token_id.")
+
+
 class FakeCost(_Strict):
     """What one decoding step of the whole batch costs, in units of `step_seconds`: speculation's is a line."""
 
@@ -232,6 +259,9 @@ class FakeEngineSpec(_EngineCommon):
     counters_absent: bool = Field(False, description="Speculation is on and its counters are not to be had.")
     vocabulary: tuple[int, int] = Field((97, 122), description="Answers use ids from this range, both ends included.")
     end_token_id: int = Field(1, ge=0, description="Closes each answer that is not cut.")
+    answers: list[FakeAnswer] = Field(
+        default_factory=list, description="Scripted answers; the first whose prompt fits is taken."
+    )
     faults: list[FakeFault] = Field(default_factory=list, description="Scripted faults.")
 
     @model_validator(mode="after")
@@ -335,6 +365,20 @@ class TemperatureShare(_Strict):
     share: Share = Field(description="Share of rows, by row id. Shares add up to 1.")
 
 
+class RepetitionDetectionSpec(_Strict):
+    """When the engine ends an answer that repeats itself; vLLM's own detector."""
+
+    max_pattern_tokens: int = Field(ge=1, description="Longest pattern that is looked for, in tokens.")
+    min_pattern_tokens: int = Field(1, ge=1, description="Shortest one.")
+    min_count: int = Field(ge=2, description="How often it must stand in a row.")
+
+    @model_validator(mode="after")
+    def _checked(self) -> RepetitionDetectionSpec:
+        if self.min_pattern_tokens > self.max_pattern_tokens:
+            raise ValueError("min_pattern_tokens is larger than max_pattern_tokens")
+        return self
+
+
 class SamplingSpec(_Strict):
     """Sampling. Fields left unset come from the target's generation_config.json, else from the neutral value."""
 
@@ -350,6 +394,9 @@ class SamplingSpec(_Strict):
     repetition_penalty: float | None = Field(None, gt=0, description="Multiplicative penalty, 1: none.")
     stop: list[str] = Field(default_factory=list, description="Strings that end an answer.")
     stop_token_ids: list[int] = Field(default_factory=list, description="Ids that end an answer, besides the target's.")
+    repetition_detection: RepetitionDetectionSpec | None = Field(
+        None, description="{max_pattern_tokens: 64, min_count: 20}: the engine ends such answers; null: it does not."
+    )
     seed: int | None = Field(0, description="Seed of the run, mixed with each row's id; null: unseeded sampling.")
 
     @model_validator(mode="after")
@@ -502,6 +549,10 @@ class PoliciesSpec(_Strict):
     )
     unseen_tools: Literal["keep", "reject"] = Field(
         "keep", description="Rows with tools that the target's template does not print: the target never sees them."
+    )
+    tool_results: Literal["name_and_arguments", "name", "order"] = Field(
+        "name_and_arguments",
+        description="Which call of the target a recorded result answers: the same call, one of that tool, or by place.",
     )
     request_sampling: Literal["ignore", "use"] = Field(
         "ignore", description="Sampling fields of OpenAI Batch requests. use: over those of spec and source."

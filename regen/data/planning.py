@@ -30,6 +30,7 @@ from regen.data.plan import read_summary
 from regen.data.plan_rows import RowValues, to_values
 from regen.data.plan_summary import PLAN_KEY, PlanSummary, RejectedRow, SourceSummary
 from regen.data.plan_writer import PlanWriter, RowGroupFile
+from regen.data.profiles import with_reasoning
 from regen.data.raw import SourceFile
 from regen.data.rendering import CHUNK_ROWS, Renderer, RenderSetup
 from regen.data.selection import LeftOut
@@ -66,6 +67,7 @@ def build_plan(
     """
     if (existing := read_summary(storage)) is not None:
         return existing
+    spec = spec.model_copy(update={"target": with_reasoning(spec.target, target.profile, target.template_source)})
     setup = RenderSetup(
         target.folder,
         spec.target.trust_remote_code,

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from regen.data.call_form import CALL_FORMS, PROBE, CallForm
 from regen.data.control_tokens import CONTROL_TOKENS, ControlTokens, Masked
 from regen.data.text import DETAIL_CHARS, printable
 from regen.errors import RowRefused, SpecError
@@ -46,15 +47,23 @@ class TokenizerTemplate:
     """A loaded tokenizer with its template; made by `load_template`.
 
     `control_as_text`: control tokens that stand written out in given messages are tokenized as the letters they are.
+    `calls_as_given`: calls reach the template as they are, in whatever form; else in the one that it takes.
     """
 
-    def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, object], control_as_text: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        template_kwargs: Mapping[str, object],
+        control_as_text: bool = False,
+        calls_as_given: bool = False,
+    ) -> None:
         self._tokenizer = tokenizer
         self._kwargs = dict(template_kwargs)
         self._turn: AbstractContextManager[object] = nullcontext() if tokenizer.is_fast else threading.Lock()
         added = tokenizer.added_tokens_decoder.values()
         self._control = ControlTokens(((token.content, token.special) for token in added), self.source)
         self._control_as_text = control_as_text
+        self._call_form = None if calls_as_given else self._probed_call_form()
 
     @property
     def source(self) -> str:
@@ -95,6 +104,7 @@ class TokenizerTemplate:
         opens_answer: bool,
     ) -> tuple[int, ...]:
         _check_content(messages)
+        messages = tuple(self._as_taken(message) for message in messages)
         arguments = {
             "tools": None if tools_json is None else json.loads(tools_json),
             "add_generation_prompt": opens_answer,
@@ -112,6 +122,34 @@ class TokenizerTemplate:
         if not ids:
             raise RowRefused(Stage.RENDER, TEMPLATE_REFUSED, "the template yields an empty prompt")
         return ids
+
+    def _as_taken(self, message: Mapping[str, object]) -> Mapping[str, object]:
+        """Calls as the template takes them, however they are given."""
+        calls, form = message.get("tool_calls"), self._call_form
+        if form is None or not isinstance(calls, list):
+            return message
+        content = message["content"] or (None if form.without_content else "")
+        return {**message, "content": content, "tool_calls": [form.of(call) for call in calls]}
+
+    def _probed_call_form(self) -> CallForm:
+        """The first form in which the template writes a call's name and arguments, the latter not quoted once more.
+
+        Text comes first: those are the target's own words. Others take objects: of text they make a quoted string, or
+        raise. Some leave out the calls of an answer that has any content, be it empty.
+        """
+        for form in CALL_FORMS:
+            message = {"role": "assistant", "content": None if form.without_content else "", "tool_calls": [PROBE]}
+            try:
+                made = self._tokenizer.apply_chat_template(
+                    [{"role": "user", "content": "?"}, {**message, "tool_calls": [form.of(PROBE)]}],
+                    tokenize=False,
+                    **self._kwargs,
+                )
+            except Exception:  # templates raise what they like; one that does not take this may take another
+                continue
+            if form.is_written(made):
+                return form
+        return CallForm()
 
     def _ids(self, messages: tuple[Mapping[str, object], ...], arguments: Mapping[str, object]) -> tuple[int, ...]:
         made = self._tokenizer.apply_chat_template(
@@ -156,11 +194,20 @@ class TokenizerTemplate:
         with self._turn:
             return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer itself, for what reads answers with it. It must not be changed."""
+        return self._tokenizer
+
 
 def load_template(
-    folder: Path, trust_remote_code: bool, template_kwargs: Mapping[str, object], control_as_text: bool = False
+    folder: Path,
+    trust_remote_code: bool,
+    template_kwargs: Mapping[str, object],
+    control_as_text: bool = False,
+    calls_as_given: bool = False,
 ) -> TokenizerTemplate:
-    """Load tokenizer and template from a local folder; no weights, no network. `control_as_text`: `TokenizerTemplate`.
+    """Load tokenizer and template from a local folder; no weights, no network. The last two: `TokenizerTemplate`.
 
     Raises SpecError: the tokenizer cannot be loaded, there is no chat template, or a template kwarg is regen's own.
     """
@@ -176,7 +223,7 @@ def load_template(
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
     tokenizer.model_max_length = _NO_LENGTH_WARNING
-    return TokenizerTemplate(tokenizer, template_kwargs, control_as_text)
+    return TokenizerTemplate(tokenizer, template_kwargs, control_as_text, calls_as_given)
 
 
 def _load_tokenizer(folder: Path, trust_remote_code: bool) -> Any:

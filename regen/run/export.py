@@ -133,7 +133,7 @@ def export(run_url: str, options: ExportOptions, say: Say) -> Exported:
 
 
 class _Text:
-    """The target's template for checking text, without the run's template kwargs: each format passes its own."""
+    """The target's template as a trainer has it: kwargs and calls come to it as the format passes them."""
 
     def __init__(self, template: TokenizerTemplate, stop_token_ids: tuple[int, ...]) -> None:
         self._template = template
@@ -145,7 +145,8 @@ class _Text:
         spec = record.spec.target
         target = resolve_target(spec)
         _refuse_other_text(target, record)
-        return cls(load_template(target.folder, spec.trust_remote_code, {}), target.eos_token_ids)
+        template = load_template(target.folder, spec.trust_remote_code, {}, calls_as_given=True)
+        return cls(template, target.eos_token_ids)
 
     def mismatch(
         self,

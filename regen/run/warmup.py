@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from regen.degenerate import looks_degenerate
 from regen.errors import RowError
 from regen.protocols import Engine
 from regen.records import (
@@ -30,7 +31,6 @@ from regen.records import (
     WarmupReport,
 )
 from regen.spec import SpeculationSpec
-from regen.speculative.degenerate import looks_degenerate
 from regen.speculative.gate import GateVerdict, could_tell_more, judge
 
 Prepare = Callable[[PlannedRow], Awaitable[GenerationRequest]]

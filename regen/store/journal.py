@@ -35,6 +35,7 @@ from regen.store.files import JournalFile, JournalFiles
 from regen.store.footer import Footer, Snapshot
 from regen.store.layout import journal_key
 from regen.store.parquet import RowsFile, content_digest, encode_rows, integers, texts
+from regen.store.reopened import Reopened
 from regen.store.replay import Ledger, Replayed, Settled, count_settled, read_ledger, summed_up
 
 SNAPSHOT_EVERY = 32
@@ -102,6 +103,10 @@ class Journal:
     def done(self) -> OrdinalSet:
         """Everything committed, settled rows of the plan included: a new set, the caller's own."""
         return self._known().done | self._settled
+
+    def reopened(self) -> Reopened:
+        """Rows among those that are done that are wanted once more. Costs a pass over what was re-opened."""
+        return self._known().reopened()
 
     @property
     def next_number(self) -> int:

@@ -23,6 +23,7 @@ from regen.store.files import JournalFile, JournalFiles
 from regen.store.footer import Footer, Snapshot
 from regen.store.layout import journal_key
 from regen.store.parquet import damaged, integers, naming_damage
+from regen.store.reopened import Reopened, reopened
 
 Settled = tuple[int, str, Status]  # ordinal, source, outcome: `Plan.settled`
 
@@ -30,6 +31,8 @@ Settled = tuple[int, str, Status]  # ordinal, source, outcome: `Plan.settled`
 @dataclass(frozen=True, slots=True)
 class Replayed:
     """`done` and `totals` count what the plan has settled too; `done` is the caller's own to change.
+
+    `reopened` are rows among them that are wanted once more; until then their older result counts.
 
     `released` is set only if the session of `newest_claim` has let go of the run. `records` are all other control
     records that still matter, in order.
@@ -41,6 +44,7 @@ class Replayed:
     newest_claim: Claim | None
     released: Released | None
     records: tuple[Record, ...]
+    reopened: Reopened
 
 
 @dataclass(slots=True)
@@ -65,6 +69,11 @@ class Ledger:
     def round_of(self, ordinal: int) -> int:
         """The round of the row that counts; -1 if there is none."""
         return self.rounds.get(ordinal, 0) if ordinal in self.done else -1
+
+    def reopened(self) -> Reopened:
+        """Rows that are done and wanted once more. Raises JournalDamaged."""
+        with naming_damage("the journal's records of re-opened rows"):
+            return reopened(self.standing.records, self.done.size, self.round_of)
 
     def add_row(self, ordinal: int, round_: int) -> None:
         """Take note of a row; one that is not above the round it has already changes nothing."""
@@ -134,6 +143,7 @@ def summed_up(ledger: Ledger, settled: OrdinalSet, settled_totals: Totals) -> Re
         newest_claim=standing.claim,
         released=standing.released,
         records=standing.records,
+        reopened=ledger.reopened(),
     )
 
 

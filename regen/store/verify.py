@@ -25,7 +25,10 @@ _MISSING_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """`outcomes` has every status; `by_source` only what occurs. `first_missing` are the first ordinals not done."""
+    """`outcomes` has every status; `by_source` only what occurs. `first_missing` are the first ordinals not done.
+
+    `shards_outdated` are whole, and older than a retry of some of their rows; `reopened` rows are wanted once more.
+    """
 
     planned: int
     outcomes: Mapping[Status, int]
@@ -35,6 +38,8 @@ class Verification:
     journal_files: int
     shards: int
     shards_planned: int
+    shards_outdated: int
+    reopened: int
     findings: tuple[Finding, ...]
 
     @property
@@ -77,6 +82,8 @@ def verify(
         journal_files=journal.files,
         shards=shards.files,
         shards_planned=len(list(shard_ranges(plan.count, rows_per_shard))),
+        shards_outdated=shards.outdated,
+        reopened=len(journal.reopened()),
         findings=findings.all(),
     )
 

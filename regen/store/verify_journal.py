@@ -25,6 +25,7 @@ from regen.store.findings import Code, Findings
 from regen.store.footer import Footer
 from regen.store.layout import journal_key
 from regen.store.parquet import RowsFile, naming_damage
+from regen.store.reopened import reopened
 from regen.store.verify_plan import PlanIds
 from regen.store.winners import Winners
 
@@ -54,6 +55,10 @@ class JournalCheck:
             progress(file.key)
             self._check_file(file)
             self.files += 1
+
+    def reopened(self) -> OrdinalSet:
+        """Rows that are wanted once more, as far as the records can be read."""
+        return reopened(self._running.standing.records, self._plan_rows, self.winners.round_of).pending
 
     def status_of(self, ordinal: int) -> Status | None:
         """The outcome in the journal; None if there is none."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from regen.errors import JournalDamaged
@@ -28,6 +29,7 @@ class ShardCheck:
         self._done, self._settled, self._winners = done, settled, winners
         self._findings = findings
         self.files = 0
+        self.outdated = 0
 
     def run(self, rows_per_shard: int, progress: Callable[[str], None]) -> None:
         planned = set(shard_ranges(self._plan.count, rows_per_shard))
@@ -60,6 +62,7 @@ class ShardCheck:
     def _check_content(self, expected: Shard) -> None:
         ordinals: list[int] = []
         digests: list[str] = []
+        rounds: list[int] = []
         where = f"{self._storage.url}/{expected.key}"
         try:
             source = self._storage.open(expected.key)
@@ -73,15 +76,29 @@ class ShardCheck:
                     with naming_damage(where):
                         rows = batch.to_pylist()
                     ordinals += [values["ordinal"] for values in rows]
+                    rounds += [values["round"] for values in rows]
                     digests += [self._checked_digest(expected.key, values) for values in rows]
         if ordinals != list(range(expected.first, expected.last + 1)):
             self._findings.add(Code.SHARD_ROWS, expected.key, "does not have each row of its range once and in order")
+        elif self._is_outdated(file, replace(expected, digest=content_digest(ordinals, digests)), rounds, digests):
+            self.outdated += 1
         elif content_digest(ordinals, digests) != expected.digest:
             self._findings.add(
                 Code.SHARD_ROWS, expected.key, "its rows are not the journal's: delete it and seal again"
             )
         elif file.entry != shard_entry(expected, self._plan.digest):
             self._findings.add(Code.SHARD_ROWS, expected.key, "its footer is not that of its rows and plan: seal again")
+
+    def _is_outdated(self, file: RowsFile, found: Shard, rounds: Sequence[int], digests: Sequence[str]) -> bool:
+        """Whether it is what its footer says, and differs from the journal only in rows that were made again since."""
+        differing = 0
+        for ordinal, round_, digest in zip(range(found.first, found.last + 1), rounds, digests, strict=True):
+            if self._winners.number_of(ordinal) is None or digest == self._winners.digest_of(ordinal):
+                continue
+            if round_ >= self._winners.round_of(ordinal):
+                return False
+            differing += 1
+        return differing > 0 and file.entry == shard_entry(found, self._plan.digest)
 
     def _checked_digest(self, key: str, values: dict[str, Any]) -> str:
         digest = determined_digest(values)

@@ -69,7 +69,7 @@ def test_every_row_is_exported_or_counted_with_a_reason(finished: Path, tmp_path
     assert done.tally.rows_kept == len(ok_rows(finished))
     reasons = done.tally.reasons()
     assert reasons["rejected: empty_conversation"] == 1
-    assert reasons["truncated: cap"] == 30 - len(ok_rows(finished)) > 0
+    assert reasons["truncated: cut_in_answer"] == 30 - len(ok_rows(finished)) > 0
     manifest = yaml.safe_load((tmp_path / "out" / "MANIFEST.yaml").read_text())
     assert manifest["counts"] == done.tally.to_json()
     assert [file["name"] for file in manifest["files"]] == [
@@ -185,7 +185,7 @@ def test_truncated_rows_come_with_their_cut_turn_when_asked_but_not_as_text(fini
 
 def test_where_no_row_can_be_kept_the_export_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     made(tmp_path, sampling={"max_tokens": 1})
-    with pytest.raises(ExportRefused, match=r"none of 31 rows.*truncated: cap \(30\)"):
+    with pytest.raises(ExportRefused, match=r"none of 31 rows.*truncated: cut_in_answer \(30\)"):
         run_export(tmp_path, tmp_path / "out", "speculators")
     assert not (tmp_path / "out").exists()
 

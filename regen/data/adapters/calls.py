@@ -1,7 +1,7 @@
 """Calls of tools, in every way that sources write them -> one canonical form. Pure.
 
 Canonical: OpenAI's `[{"id", "type": "function", "function": {"name", "arguments"}}]` as JSON text, the arguments being
-the JSON text of an object inside it, as they were written. Templates are given objects instead (`template_messages`).
+the JSON text of an object inside it, as they were written. Templates that take objects get objects.
 """
 
 from __future__ import annotations

@@ -67,17 +67,42 @@ def slots(*messages, tools=None):
 # --- what templates are given --------------------------------------------------------------------
 
 
-def test_templates_get_objects_where_storage_has_text():
-    calls: list[dict[str, object]] = [
-        {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": [1, null]}'}}
-    ]
+def test_messages_for_templates_have_what_is_there_and_text_for_content():
+    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": [1, null]}'}}]
     message = Message(Role.ASSISTANT, None, "why", tool_calls_json=json.dumps(calls))
     result = Message(Role.TOOL, "42", tool_call_id="c", name="f")
     shown, answer = template_messages((message, result))
-    assert shown["tool_calls"] == [calls[0] | {"function": {"name": "f", "arguments": {"x": [1, None]}}}]
+    assert shown["tool_calls"] == calls
     assert (shown["content"], shown["reasoning_content"]) == ("", "why")
     assert answer == {"role": "tool", "content": "42", "tool_call_id": "c", "name": "f"}
     assert template_messages((USER,)) == ({"role": "user", "content": "ask"},)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ("call.function.arguments|tojson", '{"x": [1, null]}'),  # Llama: text would come out quoted
+        ("call.function.arguments ~ ''", '{"x":[1,null]}'),  # DeepSeek: written as it is
+        ("call.function.arguments if call.function.arguments is string else 1/0", '{"x":[1,null]}'),  # Kimi, Qwen3
+        ("call.function.arguments.items()|list|tojson", '[["x", [1, null]]]'),  # takes the object apart
+    ],
+)
+@pytest.mark.parametrize("condition", ["m.tool_calls", "m.tool_calls and m.content is none"])
+def test_templates_get_calls_as_they_take_them(tmp_path, arguments, shown, condition):
+    """The second condition is that of DeepSeek-R1's template: of an answer with content "" it writes no call."""
+    source = (
+        "{% for m in messages %}{% if " + condition + " %}{% for call in m.tool_calls %}"
+        "{{ call.function.name }}:{{ " + arguments + " }}{% endfor %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    template = loaded(tmp_path, source)
+
+    def rendered_with(arguments):
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        message = {"role": "assistant", "content": "", "tool_calls": [call]}
+        return template.decode(template.render((message,), None, None))
+
+    assert rendered_with('{"x":[1,null]}') == f"f:{shown}"
+    assert rendered_with({"x": [1, None]}).replace(" ", "") == f"f:{shown}".replace(" ", "")
 
 
 def test_what_a_source_had_called_is_never_rendered():

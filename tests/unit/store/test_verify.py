@@ -13,13 +13,13 @@ import pytest
 
 from regen.errors import JournalDamaged
 from regen.records import OutputRow, PlannedRow, Status
-from regen.rows import from_table, to_table
+from regen.rows import SCHEMA, from_table, to_table
 from regen.store.findings import Code
 from regen.store.footer import Footer
 from regen.store.layout import PLAN, SHARDS, journal_key, shard_key
 from regen.store.parquet import RowsFile, content_digest, encode_rows, integers, texts
 from regen.store.replay import replay
-from regen.store.shards import seal
+from regen.store.shards import Shard, seal, shard_entry
 from regen.store.storage import LocalStorage
 from regen.store.verify import Verification, verify
 from tests.memory_storage import MemoryStorage
@@ -236,7 +236,13 @@ def _swapped_shard(folder: Folder) -> None:
 
 
 def _shard_of_other_rows(folder: Folder) -> None:
-    opened(folder.storage, "s2", PLAN_ROWS).publish(to_table([output_row(12, round_=1)]))
+    """Whole, by its own footer, and with a row that was never in the journal."""
+    key = shard_key(10, 19)
+    rows = RowsFile(folder.storage.read(key), "test").table().to_pylist()
+    rows[2] = to_table([output_row(12, text="never committed")]).to_pylist()[0]
+    digest = content_digest([row["ordinal"] for row in rows], [row["digest"] for row in rows])
+    entry = shard_entry(Shard(key, 10, 19, 10, digest), folder.plan.digest)
+    folder.storage.replace(key, encode_rows(pa.Table.from_pylist(rows, schema=SCHEMA), entry))
 
 
 def _shard_with_less(folder: Folder) -> None:
@@ -362,6 +368,15 @@ def test_damage_is_found_and_named(folder: Folder, damage: Callable[[Folder], No
     assert (code, where) in [(finding.code, finding.where) for finding in result.findings]
     assert not result.is_sound
     assert not result.is_complete
+
+
+def test_a_shard_older_than_a_retry_is_whole_and_outdated(folder: Folder) -> None:
+    opened(folder.storage, "s2", PLAN_ROWS).publish(to_table([output_row(12, round_=1)]))
+
+    result = folder.verify()
+
+    assert result.is_complete
+    assert result.shards_outdated == 1
 
 
 def test_a_row_lost_after_a_retry_is_found() -> None:
