@@ -152,7 +152,7 @@ class SimulatedRun:
         engine.noise = 0.5 * engine.noise + self.draw.gauss(0, self.burst)
         exact = self.true_rate(arm) * self._speeds[slot] * self.drift(self.now) * (1.0 if is_full else 0.6)
         due = exact * WINDOW * max(0.0, 1.0 + engine.noise) + engine.owed
-        tokens = max(0, round(due * self.draw.uniform(0.9, 1.1)))
+        tokens = max(0, round(due * self.draw.uniform(1 - 5 * self.burst, 1 + 5 * self.burst)))
         engine.owed = due - tokens
         drafts = round(tokens / accept_length(arm)) if arm.speculation else 0
         return Window(

@@ -10,6 +10,7 @@ right after its own were: importing this module is all that is needed. GPUs run 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 KERNEL = "vllm.v1.sample.rejection_sampler.expand_kernel"
@@ -28,9 +29,23 @@ def expand(
     output.copy_(spread.repeat_interleave(counts.long()))
 
 
+def unless_empty(constrain: Callable[..., Any]) -> Callable[..., Any]:
+    """`constrain(logits, ...)`, and the logits as they are in a step without a single drafted token.
+
+    n-gram drafting has such steps; top_k without top_p takes a maximum over them then, and the engine dies.
+    """
+
+    def constrained(logits: Any, *rest: Any) -> Any:
+        return constrain(logits, *rest) if len(logits) else logits
+
+    return constrained
+
+
 def _register() -> None:
     from vllm.triton_utils.dispatcher import register_kernels
+    from vllm.v1.sample import rejection_sampler
 
+    rejection_sampler.apply_sampling_constraints = unless_empty(rejection_sampler.apply_sampling_constraints)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # vLLM looks at every attribute of every module, deprecated ones too
         register_kernels({KERNEL: expand})

@@ -9,7 +9,7 @@ from typing import Any
 from regen.errors import SpecError
 from regen.protocols import Storage
 from regen.run.held import replayed_run
-from regen.run.speculation import subject_of
+from regen.run.speculation_records import subject_of
 from regen.spec import RunSpec
 from regen.store.control import DecidedBy, SpeculationDecided
 

@@ -277,7 +277,8 @@ class Coordinator:
 
     def _may_lease(self, run: _OpenRun) -> bool:
         is_below_cap = run.publisher.uncommitted_bytes < self._spec.checkpoint.uncommitted_bytes
-        return self._drain_until is None and is_below_cap
+        may_begin = run.speculation.error is None and not run.speculation.has_what_it_came_for
+        return self._drain_until is None and is_below_cap and may_begin
 
     def _command(self, run: _OpenRun, worker: WorkerId) -> Command:
         return run.speculation.command(worker) if self._drain_until is None else Command.DRAIN

@@ -26,8 +26,10 @@ from regen.run.record import RunRecord, engine_version, require_record
 from regen.run.replica import build_engine
 from regen.run.sample import sample_rows
 from regen.run.start import aside_setup
+from regen.run.wanted import wanted_speculation
 from regen.spec import RunSpec, SpeculationSpec, TargetSpec, parse_spec, with_absolute_paths
 from regen.speculative.acceptance import Difference, Pair, Tally, Verdict, difference, verdict
+from regen.speculative.gate_causes import Trouble, causes_of
 
 Say = Callable[[str], None]
 
@@ -72,12 +74,13 @@ class Comparison:
 class Evaluation:
     """`recorded_by` counts the sampled generations by draft and engine; `unanswered` those without a result, by reason.
 
-    `degenerate` answers looped this time: they are in no figure.
+    `temperature` is the highest among them. `degenerate` answers looped this time: they are in no figure.
     """
 
     speculation: SpeculationSpec
     engine: EngineInfo
     rows: int
+    temperature: float
     recorded_by: dict[tuple[str | None, str], int]
     unanswered: dict[str, int]
     degenerate: int
@@ -98,7 +101,7 @@ class Evaluation:
         return codes.get(self.verdict, ExitCode.OK)
 
     def remarks(self) -> Iterator[str]:
-        """What the table does not say, for people; the verdict last."""
+        """What the table does not say, for people; the verdict last, with what may be its causes."""
         for (draft, engine), count in self.recorded_by.items():
             yield f"recorded: {count:,} answers with {draft or 'no speculation'} on {engine}"
         for reason, count in self.unanswered.items():
@@ -106,6 +109,9 @@ class Evaluation:
         if self.degenerate:
             yield f"degenerate: {self.degenerate:,} answers looped this time and are in no figure"
         yield _said(self.verdict, self.total.now)
+        if self.verdict is Verdict.DEAD:
+            for cause in causes_of(Trouble.DEAD, self.speculation, self.temperature):
+                yield f"  perhaps {cause}"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -133,7 +139,7 @@ def evaluate(storage: Storage, draft: str, options: dict[str, Any], rows_per_sou
     StoreError.
     """
     record = require_record(storage)
-    spec = _with_head(record.spec, draft, options)
+    spec = _with_head(record.spec, wanted_speculation(storage, record), draft, options)
     target = resolve_target(_at_recorded_commit(spec, record))
     _require_same_target(record, target, storage)
     assert spec.speculation is not None
@@ -148,9 +154,9 @@ def evaluate(storage: Storage, draft: str, options: dict[str, Any], rows_per_sou
     return _evaluation(spec.speculation, info, len(rows), stored, results)
 
 
-def _with_head(spec: RunSpec, draft: str, options: dict[str, Any]) -> RunSpec:
+def _with_head(spec: RunSpec, wanted: SpeculationSpec | None, draft: str, options: dict[str, Any]) -> RunSpec:
     """The run's spec with another speculation. Nothing else of the run's own speculation belongs to this head."""
-    own = {"num_tokens": spec.speculation.num_tokens} if spec.speculation is not None else {}
+    own = {"num_tokens": wanted.num_tokens} if wanted is not None else {}
     section = {**own, **options, "draft": draft}
     if not section.get("num_tokens"):
         raise SpecError("--num-tokens is missing: the run has no speculation to take it from")
@@ -199,6 +205,7 @@ def _evaluation(
         speculation=speculation,
         engine=info,
         rows=rows,
+        temperature=max(one.generation.sampling.temperature for one in stored),
         recorded_by=dict(Counter((one.draft, one.engine) for one in stored).most_common()),
         unanswered=dict(Counter(_reason(result) for result in results if not isinstance(result, Completion))),
         degenerate=len(answered) - len(whole),
@@ -225,8 +232,7 @@ def _said(found: Verdict, now: Tally) -> str:
         case Verdict.DEAD:
             return (
                 f"this head is dead: accept length {length} over {now.drafts:,} drafts. Speculation with it is slower"
-                " than none. Likely causes, the likeliest first: another target than it was trained for, the wrong"
-                " method or --layer-convention, weights that were never trained"
+                " than none. What to look at, the likeliest first:"
             )
         case Verdict.NO_COUNTERS:
             return f"nothing can be said: the engine gave no counters for {now.absent:,} answers. Absent is not zero"

@@ -7,10 +7,8 @@ what was decided. Without `speculation` in the spec every engine is off and noth
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -19,15 +17,16 @@ from regen.errors import SpeculationFailed
 from regen.records import (
     Acceptance,
     Command,
-    EngineCounters,
     ReplicaState,
     ReplicaStats,
     SpeculationStatus,
     WorkerId,
 )
 from regen.run.setup import CONFIGURED, OFF, Assignment, Purpose, RunSetup
-from regen.spec import RunSpec, SpeculationSpec, VllmEngineSpec
-from regen.speculative.calibration import Arm, Calibration, Choice, Measured, Window, arms
+from regen.run.speculation_records import measured_of, speculation_of, subject_of, text_of
+from regen.run.windows import window_between
+from regen.spec import SpeculationSpec, VllmEngineSpec
+from regen.speculative.calibration import Arm, Calibration, Choice, Measured, arms
 from regen.speculative.gate import GateResult, GateVerdict, judge
 from regen.speculative.guard import Guard, GuardVerdict, ReplicaVerdict
 from regen.speculative.payoff import disabling_pays
@@ -35,10 +34,11 @@ from regen.store.control import ArmMeasured, DecidedBy, Record, SpeculationDecid
 
 # So many of the latest decisions are shown.
 _SHOWN_DECISIONS = 20
-# An engine's slots count as full from this share on: between two steps one sequence may have gone.
-_FULL_SHARE = 0.95
 # An engine that goes on in spite of a bad verdict is looked at again so often.
 _ASK_AGAIN_SECONDS = 60.0
+# So often an engine may die while settings are compared before its setting is taken to be why.
+_DEATHS = 2
+_WORKING = (ReplicaState.RUNNING, ReplicaState.DRAINING)
 _BAD = tuple(verdict.value for verdict in GuardVerdict if verdict.is_bad)
 
 
@@ -85,6 +85,7 @@ class SpeculationControl:
         self._seconds_left: float | None = None
         self._row_seconds = 0.0
         self._doubtful: dict[int, _Doubt] = {}
+        self._deaths: Counter[str] = Counter()
         self._rates: dict[str, float] = {}  # by arm, as calibration has measured them
         self._accept_lengths: dict[str, float] = {}
         self._error: SpeculationFailed | None = None
@@ -121,7 +122,7 @@ class SpeculationControl:
     def command(self, worker: WorkerId) -> Command:
         """What this worker is told, as far as speculation has a say in it."""
         engine = self._engines.get(worker.slot)
-        if engine is None or engine.worker != worker:
+        if self._error is not None or engine is None or engine.worker != worker:
             return Command.WAIT
         if engine.is_replaced or self._is_to_be_replaced(engine):
             engine.is_replaced = True
@@ -160,8 +161,9 @@ class SpeculationControl:
                 self._calibration.engine_started(worker.slot, engine.arm, stats.started_seconds)
         if stats.warmup is not None and engine.gate is None:
             self._judge(engine, stats)
-        if stats.state is ReplicaState.RUNNING and not engine.is_replaced:
+        if stats.state in _WORKING:
             self._measure(engine, before, stats)
+        if stats.state is ReplicaState.RUNNING and not engine.is_replaced:
             self._look(engine, stats, now)
 
     def generation(self, slot: int, source: str, prompt_tokens: int, acceptance: Acceptance | None) -> None:
@@ -176,7 +178,10 @@ class SpeculationControl:
         if engine is None or engine.worker != worker:
             return
         del self._engines[worker.slot]
-        if self._calibration is not None and not engine.is_replaced and engine.arm != OFF:
+        if self._calibration is None or engine.is_replaced or engine.arm == OFF:
+            return
+        self._deaths[engine.arm] += 1
+        if not engine.is_started or self._deaths[engine.arm] >= _DEATHS:
             self._calibration.engine_failed(worker.slot, engine.arm)
             self._say(f"replica {worker.slot}: an engine with the setting {engine.arm} has died: it is left out")
 
@@ -235,10 +240,8 @@ class SpeculationControl:
     # --- calibration -------------------------------------------------------------------------------
 
     def _measure(self, engine: _Engine, before: ReplicaStats, stats: ReplicaStats) -> None:
-        seconds = stats.counted_at - before.counted_at
-        if self._calibration is None or before.state is not ReplicaState.RUNNING or seconds <= 0:
-            return
-        self._calibration.add(_window(engine, before, stats, seconds))
+        if self._calibration is not None and before.state in _WORKING:
+            self._calibration.add(window_between(engine.worker.slot, before, stats))
 
     def _calibrate(self) -> None:
         calibration = self._calibration
@@ -274,7 +277,7 @@ class SpeculationControl:
 
     def _measured_record(self, measured: Measured) -> ArmMeasured:
         speculation = next((arm.speculation for arm in self._arms() if arm.name == measured.arm), None)
-        return ArmMeasured(self._session, self._subject, speculation=_json(speculation), **asdict(measured))
+        return ArmMeasured(self._session, self._subject, speculation=text_of(speculation), **asdict(measured))
 
     # --- the guard ---------------------------------------------------------------------------------
 
@@ -360,7 +363,7 @@ class SpeculationControl:
         decided = [record for record in decided if record.subject == self._subject]
         for record in decided:
             if record.by is DecidedBy.CALIBRATION and self._purpose is not Purpose.CALIBRATE_AGAIN:
-                self._choice = Assignment(record.arm, _speculation(record.speculation))
+                self._choice = Assignment(record.arm, speculation_of(record.speculation))
                 self._take_evidence(json.loads(record.evidence))
                 self._is_decided = True
             elif record.session == self._session and record.slot is not None and record.arm == OFF:
@@ -371,7 +374,7 @@ class SpeculationControl:
     def _new_calibration(self, speculation: SpeculationSpec, records: list[Record]) -> Calibration:
         is_again = self._purpose is Purpose.CALIBRATE_AGAIN
         measured = [
-            _measured(record)
+            measured_of(record)
             for record in records
             if isinstance(record, ArmMeasured)
             and record.subject == self._subject
@@ -422,7 +425,7 @@ class SpeculationControl:
                 subject=self._subject,
                 slot=slot,
                 arm=what.arm,
-                speculation=_json(what.speculation),
+                speculation=text_of(what.speculation),
                 verdict=str(verdict),
                 reason=reason,
                 evidence=evidence,
@@ -443,42 +446,6 @@ class SpeculationControl:
         return "calibrating" if self._calibration is not None else "decided" if self._choice else "configured"
 
 
-def subject_of(spec: RunSpec) -> str:
-    """Digest of what a decision is about: the speculation, and all else in the spec that its speed depends on."""
-    speculation = spec.speculation
-    free = {"gate", "guard", "calibrate", "accept", "warmup", "calibration", "expected"}
-    engine = {"start_timeout_seconds", "stall_timeout_seconds", "restarts", "replicas", "faults"}
-    about = {
-        "target": spec.target.model_dump(mode="json"),
-        "engine": spec.engine.model_dump(mode="json", exclude=engine),
-        "sampling": spec.sampling.model_dump(mode="json"),
-        "speculation": speculation.model_dump(mode="json", exclude=free) if speculation else None,
-    }
-    return hashlib.blake2b(json.dumps(about, sort_keys=True).encode("utf-8"), digest_size=16).hexdigest()
-
-
-def _window(engine: _Engine, before: ReplicaStats, stats: ReplicaStats, seconds: float) -> Window:
-    then, now = before.counters, stats.counters
-    was, has = then.acceptance or Acceptance(), now.acceptance or Acceptance()
-    return Window(
-        slot=engine.worker.slot,
-        arm=engine.arm,
-        seconds=seconds,
-        output_tokens=now.output_tokens - then.output_tokens,
-        is_full=_is_full(then, before.slots) and _is_full(now, stats.slots),
-        drafts=has.drafts - was.drafts,
-        accepted=has.accepted - was.accepted,
-        prompt_tokens=now.prompt_tokens - then.prompt_tokens,
-        prefix_hit_tokens=now.prefix_hit_tokens - then.prefix_hit_tokens,
-        preemptions=now.preemptions - then.preemptions,
-    )
-
-
-def _is_full(counters: EngineCounters, slots: int) -> bool:
-    """Every slot decodes; or the engine has no room for those that wait."""
-    return counters.waiting > 0 or counters.running >= math.floor(slots * _FULL_SHARE)
-
-
 def _told(change: ReplicaVerdict) -> str:
     return f"replica {change.slot}: {change.found}"
 
@@ -486,28 +453,3 @@ def _told(change: ReplicaVerdict) -> str:
 def _after(policy: str, engine: _Engine, configured: SpeculationSpec) -> Assignment:
     """What a bad warm-up makes of this engine's slot."""
     return Assignment(OFF, None) if policy == "disable" else Assignment(engine.arm, configured)
-
-
-def _measured(record: ArmMeasured) -> Measured:
-    return Measured(
-        slot=record.slot,
-        arm=record.arm,
-        stage=record.stage,
-        seconds=record.seconds,
-        output_tokens=record.output_tokens,
-        rates=record.rates,
-        drafts=record.drafts,
-        accepted=record.accepted,
-        prompt_tokens=record.prompt_tokens,
-        prefix_hit_tokens=record.prefix_hit_tokens,
-        preemptions=record.preemptions,
-        start_seconds=record.start_seconds,
-    )
-
-
-def _json(speculation: SpeculationSpec | None) -> str | None:
-    return None if speculation is None else speculation.model_dump_json()
-
-
-def _speculation(text: str | None) -> SpeculationSpec | None:
-    return None if text is None else SpeculationSpec.model_validate_json(text)

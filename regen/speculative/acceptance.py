@@ -15,8 +15,8 @@ from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
 from regen.records import Acceptance
+from regen.speculative.gate import DEAD_ACCEPT_LENGTH
 
-DEAD_ACCEPT_LENGTH = 1.05
 ENOUGH_DRAFTS = 500
 ENOUGH_GENERATIONS = 30
 TURNS = (1, 2, 3, 4, 8)

@@ -33,3 +33,17 @@ def test_vllm_launches_it_in_place_of_its_own():
     assert KERNEL.startswith(rejection_sampler.__name__)
     expanded = rejection_sampler.expand_batch_to_tokens(temperature, cumulated, 3)
     assert expanded.tolist() == pytest.approx([0.6, 0.9, 0.9])
+
+
+def test_a_step_without_any_drafted_token_passes_top_k():
+    from vllm.v1.sample import rejection_sampler
+
+    class Sampling:
+        all_greedy = False
+        temperature, top_k, top_p = torch.tensor([1.0]), torch.tensor([5], dtype=torch.int32), None
+
+    nothing, none_drafted = torch.empty((0, 16)), torch.tensor([0], dtype=torch.int32)
+    assert rejection_sampler.apply_sampling_constraints(nothing, none_drafted, Sampling()).shape == (0, 16)
+    one, drafted = torch.arange(16.0).unsqueeze(0), torch.tensor([1], dtype=torch.int32)
+    kept = rejection_sampler.apply_sampling_constraints(one, drafted, Sampling())
+    assert int(kept.isfinite().sum()) == 5

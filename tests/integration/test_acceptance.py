@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from regen.errors import EngineStalled, FingerprintDrift, PreflightRefused, SpecError
+from regen.run.driver import Driver
 from regen.run.evaluate import Evaluation, evaluate
 from regen.run.local import LocalCluster
 from regen.run.report import Report, report
@@ -24,7 +25,16 @@ from tests.processes import regen
 from tests.runs import begin_run, drive, make_spec, shard_table, write_jsonl
 from tests.toy_target import END_ID
 
-SPECULATION = {"method": "eagle3", "num_tokens": 3}
+# The warm-up is another test's: here a fault is to strike rows, and a dead draft to be run.
+BRIEF = {"rows": 2, "drafts": 1, "max_tokens": 8, "canary_rows": 0}
+SPECULATION = {
+    "method": "eagle3",
+    "num_tokens": 3,
+    "calibrate": "off",
+    "gate": "warn",
+    "guard": "warn",
+    "warmup": BRIEF,
+}
 
 
 def spec_with_head(folder: Path, head: str = "head-a", rows: int = 30, **sections: Any) -> RunSpec:
@@ -49,6 +59,16 @@ def finished(spec: RunSpec) -> Begun:
     asyncio.run(drive(LocalCluster(), begun))
     seal_run(begun.storage, begun.worker_setup.run)
     return begun
+
+
+async def drained_early(begun: Begun) -> None:
+    """A session that is told to drain as soon as anything is committed."""
+    driver = Driver(LocalCluster(), begun.worker_setup, watch=lambda status: None, log=lambda text: None)
+    work = asyncio.ensure_future(driver.run())
+    while not work.done() and not (await asyncio.to_thread(report, begun.storage)).rows:
+        await asyncio.sleep(0.02)
+    driver.drain(1.0)
+    await work
 
 
 def run_of(folder: Path) -> LocalStorage:
@@ -122,16 +142,11 @@ def test_in_the_middle_of_a_run_the_committed_rows_are_reported(tmp_path: Path) 
 
 
 def test_a_run_that_changed_its_draft_has_a_table_for_each(tmp_path: Path) -> None:
-    begin_run(spec_with_head(tmp_path))
-    for head, fault in (("head-a", True), ("head-b", False)):
-        dying = {"restarts": 0, "faults": [{"kind": "die", "after_requests": 20}] if fault else []}
-        begun = begin_run(spec_with_head(tmp_path, head, engine=dying))
-        try:
-            asyncio.run(drive(LocalCluster(), begun))
-        except Exception:
-            assert fault
+    slow = {"step_seconds": 0.02, "slots": 2}
+    asyncio.run(drained_early(begin_run(spec_with_head(tmp_path, "head-a", rows=60, engine=slow))))
+    asyncio.run(drive(LocalCluster(), begin_run(spec_with_head(tmp_path, "head-b", rows=60))))
     made = report(run_of(tmp_path))
-    assert made.rows == 45
+    assert made.rows == 90
     assert {Path(arm.arm.draft or "").name for arm in made.arms} == {"head-a", "head-b"}
 
 
@@ -270,7 +285,7 @@ def test_the_verdict_is_the_exit_code_and_the_last_word(
     finished(spec_with_head(tmp_path, engine={"answer_tokens": 40, **engine}))
     made = evaluated(tmp_path, rows=40)
     assert made.exit_code == code
-    assert said in list(made.remarks())[-1]
+    assert said in "\n".join(made.remarks())
 
 
 def test_a_dead_head_ends_with_3_and_the_json_is_still_one_document(tmp_path: Path) -> None:
@@ -278,6 +293,7 @@ def test_a_dead_head_ends_with_3_and_the_json_is_still_one_document(tmp_path: Pa
     done = regen("evaluate", "run", "--draft", "head-a", "--json", cwd=tmp_path)
     assert done.returncode == 3, done.stderr
     assert "this head is dead" in done.stderr
+    assert "perhaps the " in done.stderr
     assert json.loads(done.stdout)["verdict"] == Verdict.DEAD
 
 

@@ -73,9 +73,9 @@ def test_the_faster_setting_is_found_and_kept(
     assert decided.arm == expected
     assert engines <= replicas + 6, "calibration.max_engine_starts"
     figures = {row["arm"]: row for row in json.loads(decided.evidence)}
-    assert figures["off"]["tokens_per_second"] == pytest.approx(slots / STEP, rel=0.03)
+    assert figures["off"]["tokens_per_second"] == pytest.approx(slots / STEP, rel=0.07)
     cost = 1.1 + 1.5 * (slots - 1) / 63
-    assert figures["configured"]["tokens_per_second"] == pytest.approx(slots * 2.1 / cost / STEP, rel=0.05)
+    assert figures["configured"]["tokens_per_second"] == pytest.approx(slots * 2.1 / cost / STEP, rel=0.07)
     last = shard_table(tmp_path / "run").to_pylist()[-1]
     assert (last["observed"]["draft"] is not None) == (expected == "configured")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from regen.run.session import seal_run, standing
 from regen.run.setup import Purpose
 from regen.run.start import Begun, StartOptions, resume
 from regen.run.wanted import NewDraft
-from regen.spec import RunSpec
+from regen.spec import RunSpec, dump_spec
 from regen.store.control import ArmMeasured, DecidedBy, SpeculationDecided
 from tests.heads import eagle3
+from tests.processes import regen
 from tests.runs import begin_run, drive, make_spec, shard_table, with_draft
 
 DEAD = {"acceptance_by_position": [0.0, 0.0, 0.0]}
@@ -197,6 +199,9 @@ def test_the_choice_holds_for_the_run_that_follows(tmp_path: Path) -> None:
     spec = calibrating(tmp_path, 64)
     first = begin_run(spec, purpose=Purpose.CALIBRATE)
     asyncio.run(drive(LocalCluster(), first))
+    (tmp_path / "spec.yaml").write_text(dump_spec(spec), encoding="utf-8")
+    asked = regen("calibrate", "spec.yaml", "--json", cwd=tmp_path)  # it is known: no engine is started
+    assert json.loads(asked.stdout)["arm"] == "off", asked.stderr
     before = standing(first.storage).totals.done
     again = begin_run(spec)
     status = asyncio.run(_for_a_while(again, seconds=3.0))

@@ -81,8 +81,7 @@ def test_a_head_run_under_the_wrong_method_is_refused_and_forced_past_that_stopp
     spec = write_spec(tmp_path, smollm2, questions, speculation={**speculation, "accept": codes})
     stopped = regen("run", spec, cwd=tmp_path, timeout_seconds=300)
     assert stopped.returncode == ExitCode.SPECULATION, stopped.stdout + stopped.stderr
-    assert "accept length 1.0" in stopped.stderr
-    assert "EAGLE-3" in stopped.stderr
+    assert "method-mismatch" in stopped.stderr, "what was accepted is named as a cause"
     assert has_made_nothing(tmp_path)
 
 
@@ -106,7 +105,7 @@ def test_a_good_head_that_does_not_pay_is_switched_off_and_the_rows_made_count(
         "draft": str(head),
         "num_tokens": 3,
         "warmup": {"rows": 24, "max_tokens": 48, "canary_rows": 8},
-        "calibration": {"arms": 2, "window_seconds": 12.0, "max_engine_starts": 4},
+        "calibration": {"arms": 2, "window_seconds": 8.0, "max_engine_starts": 4},
     }
     spec = write_spec(tmp_path, smollm2, shared_prompts / "gsm8k_test.jsonl", speculation=speculation)
     done = regen("calibrate", spec, cwd=tmp_path, timeout_seconds=500)

@@ -1,0 +1,49 @@
+"""What decisions about speculation are made of when they are written down and read back. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from regen.spec import RunSpec, SpeculationSpec
+from regen.speculative.calibration import Measured
+from regen.store.control import ArmMeasured
+
+
+def subject_of(spec: RunSpec) -> str:
+    """Digest of what a decision is about: the speculation, and all else in the spec that its speed depends on."""
+    speculation = spec.speculation
+    free = {"gate", "guard", "calibrate", "accept", "warmup", "calibration", "expected"}
+    engine = {"start_timeout_seconds", "stall_timeout_seconds", "restarts", "replicas", "faults"}
+    about = {
+        "target": spec.target.model_dump(mode="json"),
+        "engine": spec.engine.model_dump(mode="json", exclude=engine),
+        "sampling": spec.sampling.model_dump(mode="json"),
+        "speculation": speculation.model_dump(mode="json", exclude=free) if speculation else None,
+    }
+    return hashlib.blake2b(json.dumps(about, sort_keys=True).encode("utf-8"), digest_size=16).hexdigest()
+
+
+def measured_of(record: ArmMeasured) -> Measured:
+    return Measured(
+        slot=record.slot,
+        arm=record.arm,
+        stage=record.stage,
+        seconds=record.seconds,
+        output_tokens=record.output_tokens,
+        rates=record.rates,
+        drafts=record.drafts,
+        accepted=record.accepted,
+        prompt_tokens=record.prompt_tokens,
+        prefix_hit_tokens=record.prefix_hit_tokens,
+        preemptions=record.preemptions,
+        start_seconds=record.start_seconds,
+    )
+
+
+def text_of(speculation: SpeculationSpec | None) -> str | None:
+    return None if speculation is None else speculation.model_dump_json()
+
+
+def speculation_of(text: str | None) -> SpeculationSpec | None:
+    return None if text is None else SpeculationSpec.model_validate_json(text)
