@@ -23,7 +23,7 @@ QUIETLY := --quiet --quiet --disable-pip-version-check
 HAS_311 := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 
 .DELETE_ON_ERROR:
-.PHONY: help setup model demo check test test-fast bench clean
+.PHONY: help setup model demo check test test-fast bench bench-calibration clean
 
 help:
 	@echo "make setup      virtual environment with regen and its engine (ENGINE=gpu for GPUs), once per pyproject.toml"
@@ -33,6 +33,7 @@ help:
 	@echo "make test       the whole test suite, real engine included"
 	@echo "make test-fast  unit and contract tests without engine and Ray: seconds"
 	@echo "make bench      output tokens per second against offline LLM.chat (PAIRS=$(PAIRS))"
+	@echo "make bench-calibration HEAD=folder PROMPTS=file   what calibration chooses, against each setting by itself"
 	@echo "make clean      removes .venv, .models and caches; keeps runs/"
 
 # --- setup -----------------------------------------------------------------------------------------------------------
@@ -122,6 +123,9 @@ test-fast: $(SETUP)
 
 bench: $(SETUP) $(MODEL)/model.safetensors
 	$(BIN)/python benchmarks/throughput.py --model $(MODEL) --pairs $(PAIRS)
+
+bench-calibration: $(SETUP) $(MODEL)/model.safetensors
+	$(BIN)/python benchmarks/calibration.py --model $(MODEL) --head $(HEAD) --prompts $(PROMPTS)
 
 clean:
 	rm -rf $(VENV) .models build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

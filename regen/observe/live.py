@@ -85,7 +85,8 @@ class ProgressLine(AbstractContextManager["ProgressLine"]):
             f"{status.uncommitted_rows:,} finished",
             f"{status.in_flight:,} in flight",
         ]
-        if status.speculation.phase == "calibrating":
+        is_working = any(stats.state is ReplicaState.RUNNING for stats in status.replicas.values())
+        if status.speculation.phase == "calibrating" and is_working:
             parts.append("measuring whether speculation pays")
         if warming := sum(stats.state is ReplicaState.WARMING for stats in status.replicas.values()):
             parts.append(f"{warming} of {len(status.replicas)} engines warming up")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -19,19 +19,16 @@ from typing import TypeVar
 from regen.data.sampling import effective_sampling, row_seed
 from regen.data.template_messages import template_messages
 from regen.errors import RowRefused
-from regen.protocols import Answer, AnswerParser, ChatTemplate, Engine, ParsedAnswer
+from regen.protocols import AnswerParser, ChatTemplate, Engine
 from regen.records import (
     Completion,
     Conversation,
-    FinishReason,
     Generation,
     GenerationRequest,
-    Label,
     Lease,
     Message,
     Observed,
     ObservedGeneration,
-    Origin,
     OutputRow,
     PlannedRow,
     Role,
@@ -39,16 +36,15 @@ from regen.records import (
     Stage,
     Status,
 )
-from regen.run.labels import Made, Outcome, labels_of, outcome_of
-from regen.run.setup import RunSetup, WorkerSetup
+from regen.run.labels import Outcome, outcome_of
+from regen.run.reading import Reader, effective_template_kwargs
+from regen.run.setup import WorkerSetup
 from regen.run.stall import StallClock
-from regen.run.tool_results import calls_json, ids_of, matched_results
+from regen.run.tool_results import matched_results
 
 T = TypeVar("T")
 
 NO_TOOL_CALL, TOOL_CALL_UNMATCHED = "no_tool_call", "tool_call_unmatched"
-# Where a template opens a thought, it is the last thing in the prompt.
-PROMPT_TAIL_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +87,7 @@ class Regenerator:
         self._setup = setup
         self._engine = engine
         self._template = template
-        self._parser = parser
+        self._reader = Reader(setup, template, parser)
         self._executor = executor
         self._max_model_len = max_model_len
 
@@ -142,7 +138,9 @@ class Regenerator:
                 request = await self._request(lease, conversation, tuple(history), slot.turn)
                 self._stall.submitted(lease.row.ordinal, time.monotonic())
                 completion = await self._engine.generate(request, on_tokens)
-                generation = await self._off_loop(self._read, slot.turn, request, completion, conversation, history)
+                generation = await self._off_loop(
+                    self._reader.turn, slot.turn, request, completion, conversation, tuple(history)
+                )
             except RowRefused as refusal:
                 outcome = _refused(refusal, generations)
                 break
@@ -210,77 +208,8 @@ class Regenerator:
             template_messages(history), conversation.tools_json, conversation.template_kwargs_json
         )
 
-    def _read(
-        self,
-        turn: int,
-        request: GenerationRequest,
-        completion: Completion,
-        conversation: Conversation,
-        history: Sequence[Message],
-    ) -> Generation:
-        """The sampled ids as a turn: text, reasoning, content, calls, and what is to be said of it."""
-        text = self._template.decode(completion.token_ids)
-        parsed = self._parsed(text, request, completion, conversation)
-        made = Made(
-            token_ids=completion.token_ids,
-            finish_reason=completion.finish_reason,
-            parsed=parsed,
-            has_parser=self._parser is not None,
-            request=next((message.content or "" for message in reversed(history) if message.role is Role.USER), ""),
-        )
-        labels = labels_of(made, self._template.decode)
-        if self._template.reencoded(completion.token_ids) != completion.token_ids:
-            labels = (*labels, Label.RETOKENISES_DIFFERENTLY)
-        is_good = all(label.is_note for label in labels)
-        earlier = [id_ for message in history for id_ in ids_of(message.tool_calls_json)]
-        calls = (
-            calls_json(parsed.calls, self._setup.answers.tool_call_id, earlier) if parsed.calls and is_good else None
-        )
-        return Generation(
-            turn=turn,
-            origin=Origin.TARGET,
-            prompt_token_ids=request.prompt_token_ids,
-            completion_token_ids=completion.token_ids,
-            text=text,
-            content=parsed.content,
-            finish_reason=completion.finish_reason,
-            stop_reason=completion.stop_reason,
-            sampling=request.sampling,
-            cap=request.cap,
-            seed=request.seed,
-            reasoning=parsed.reasoning,
-            tool_calls_json=calls,
-            labels=labels,
-        )
-
-    def _parsed(
-        self, text: str, request: GenerationRequest, completion: Completion, conversation: Conversation
-    ) -> ParsedAnswer:
-        if self._parser is None:
-            return ParsedAnswer(_without_stop_string(text, completion, request.sampling))
-        ids = completion.token_ids
-        if completion.finish_reason is FinishReason.STOP and ids and ids[-1] in request.sampling.stop_token_ids:
-            ids = ids[:-1]
-        whole = self._template.text_with_special_tokens(ids)
-        kwargs: Mapping[str, object] = json.loads(effective_template_kwargs(self._setup.run, conversation) or "{}")
-        return self._parser.parse(
-            Answer(
-                text=_without_stop_string(whole, completion, request.sampling),
-                prompt_tail=self._template.text_with_special_tokens(request.prompt_token_ids[-PROMPT_TAIL_TOKENS:]),
-                tools_json=conversation.tools_json,
-                template_kwargs=kwargs,
-            )
-        )
-
     async def _off_loop(self, work: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
-
-
-def effective_template_kwargs(run: RunSetup, conversation: Conversation) -> str | None:
-    """What the template was given besides the messages, as JSON text: the spec's, the row's own winning."""
-    own = json.loads(conversation.template_kwargs_json) if conversation.template_kwargs_json else {}
-    kwargs = {**run.spec.target.template_kwargs, **own}
-    return json.dumps(kwargs, sort_keys=True) if kwargs else None
 
 
 def _slots(conversation: Conversation) -> Iterator[Slot]:
@@ -302,13 +231,6 @@ def _names(calls_text: str | None) -> str:
 def _refused(refusal: RowRefused, generations: list[Generation]) -> Outcome:
     status = Status.PARTIAL if generations else Status.REJECTED
     return Outcome(status, Stage(refusal.stage), refusal.reason, refusal.detail)
-
-
-def _without_stop_string(text: str, completion: Completion, sampling: Sampling) -> str:
-    """The engine samples a stop string before it stops at it: it is in the ids, and no part of the answer."""
-    if completion.stop_reason in sampling.stop:
-        return text[: text.rfind(completion.stop_reason)]
-    return text
 
 
 def _observed(turn: int, completion: Completion) -> ObservedGeneration:

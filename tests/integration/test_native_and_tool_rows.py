@@ -130,9 +130,10 @@ def test_native_rows_come_back_the_same_when_sealed_again(begun: Begun) -> None:
     assert {path.name: path.read_bytes() for path in (folder / "shards").iterdir()} == before
 
 
-def test_a_tool_conversation_stops_where_the_target_has_not_called(begun: Begun) -> None:
+def test_without_a_parser_no_call_is_found_and_the_row_says_so(begun: Begun) -> None:
     (row,) = finished(begun)["tools"]
     assert (row.status, row.reason, row.stage) == (Status.PARTIAL, "no_tool_call", "generate")
+    assert "target.tool_parser is none" in str(row.detail)
     assert [message.role for message in row.messages] == [Role.USER, Role.ASSISTANT]
     assert len(row.generations) == 1
     assert "c1" not in str(row.messages), "what the source had called is in no output"

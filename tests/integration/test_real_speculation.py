@@ -105,7 +105,7 @@ def test_a_good_head_that_does_not_pay_is_switched_off_and_the_rows_made_count(
         "draft": str(head),
         "num_tokens": 3,
         "warmup": {"rows": 24, "max_tokens": 48, "canary_rows": 8},
-        "calibration": {"arms": 2, "window_seconds": 12.0, "max_engine_starts": 4},
+        "calibration": {"arms": 2, "window_seconds": 8.0, "max_engine_starts": 4},
     }
     spec = write_spec(tmp_path, smollm2, shared_prompts / "gsm8k_test.jsonl", speculation=speculation)
     done = regen("calibrate", spec, cwd=tmp_path, timeout_seconds=500)

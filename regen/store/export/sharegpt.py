@@ -1,6 +1,7 @@
 """`sharegpt`: JSONL with `conversations` of `from` and `value`; calls are `function_call`, results `observation`.
 
-It has no place for reasoning apart from the answer, for text beside calls, nor for template kwargs.
+It has no place for reasoning apart from the answer, for text beside calls, for ids of calls, nor for template kwargs:
+conversations that a template renders otherwise without those are left out.
 """
 
 from __future__ import annotations
@@ -32,10 +33,18 @@ class ShareGptShape:
         }
 
     def rendered_messages(self, conversation: ConversationText, fields: Fields) -> Sequence[Mapping[str, Any]]:
-        return with_objects(conversation.messages)
+        """All that can be read out of the turns."""
+        return [_read_back(message) for message in with_objects(conversation.messages)]
 
     def rendered_kwargs(self, conversation: ConversationText, fields: Fields) -> Mapping[str, Any]:
         return {}
+
+
+def _read_back(message: Message) -> Message:
+    made: Message = {"role": message["role"], "content": message["content"]}
+    if calls := message.get("tool_calls"):
+        made["tool_calls"] = [{"type": "function", "function": call["function"]} for call in calls]
+    return made
 
 
 def _turn(message: Message) -> dict[str, str]:
