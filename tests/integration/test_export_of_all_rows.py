@@ -11,11 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from regen.records import Status
+from regen.run.check import check
 from regen.run.export import Exported, ExportOptions, export
 from regen.run.local import LocalCluster
+from regen.run.look import look
 from regen.run.session import seal_run
 from regen.spec import RowsSpec
 from regen.store.export.formats import FORMATS
+from regen.store.storage import LocalStorage
 from tests.runs import begin_run, drive, make_spec, shard_table, write_jsonl
 from tests.toy_target import END_ID, START_ID, build_toy_target
 
@@ -65,7 +68,7 @@ def made(folder: Path, template: str) -> Path:
     """A finished run with half of its rows for eval: 4 native ones, 12 with a call, 1 whose target did not call."""
     target = build_toy_target(folder / "toy")
     (target / "chat_template.jinja").write_text(template, encoding="utf-8")
-    own = [
+    own: list[dict[str, Any]] = [
         {"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "the target's own"}]},
         MASKED,
         with_call("a call of its own"),
@@ -133,6 +136,14 @@ def test_the_run_holds_what_is_looked_for(run: Path) -> None:
     assert {row["split"] for row in rows(run, "native").values()} == {"train", "eval"}
     assert [len(rows(run, status)) for status in ("ok", "native", "partial", "rejected")] == [12, 3, 1, 1]
     assert {len(row["generations"]) for row in rows(run, "ok").values()} == {2}
+
+
+def test_the_run_is_right_and_native_rows_are_not_counted_as_made(run: Path) -> None:
+    found = check(LocalStorage(run))
+    assert found.is_right, found.summary()
+    totals = look(LocalStorage(run)).totals
+    assert (totals.by_status()[Status.NATIVE], totals.by_status()[Status.PARTIAL]) == (3, 1)
+    assert totals.generations == 25, "what passes through was not made here"
 
 
 @pytest.mark.parametrize("format_", ID_FORMATS)
