@@ -205,7 +205,7 @@ def _evaluation(
         speculation=speculation,
         engine=info,
         rows=rows,
-        temperature=max(sampling.temperature for one in stored if (sampling := one.generation.sampling) is not None),
+        temperature=max(one.generation.sampling.temperature for one in stored if one.generation.sampling),
         recorded_by=dict(Counter((one.draft, one.engine) for one in stored).most_common()),
         unanswered=dict(Counter(_reason(result) for result in results if not isinstance(result, Completion))),
         degenerate=len(answered) - len(whole),
