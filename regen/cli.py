@@ -289,6 +289,29 @@ def verify(
 
 
 @app.command()
+def retry(
+    run: Run,
+    status: Annotated[list[Status], typer.Option("--status", help="Rows of this outcome; may be given again.")],
+    reason: Annotated[list[str] | None, typer.Option("--reason", help="Only rows with this reason.")] = None,
+    source: Annotated[list[str] | None, typer.Option("--source", help="Only rows of this source.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Another cap, in tokens.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Another temperature.")] = None,
+) -> None:
+    """Open finished rows again; the next `regen resume` makes them. Until then, and if it fails, the old rows count."""
+    from regen.run.retry import retry as reopen
+    from regen.store.choosing import Wanted
+    from regen.store.storage import open_storage
+
+    wanted = Wanted(frozenset(status), frozenset(reason or ()), frozenset(source or ()))
+    given = {"max_tokens": max_tokens, "temperature": temperature}
+    opened = reopen(open_storage(run), wanted, {name: value for name, value in given.items() if value is not None})
+    if opened.round is None:
+        print("no row is as asked for; nothing was changed")
+    else:
+        print(f"{opened.rows:,} rows opened again (round {opened.round}); make them with: regen resume {run}")
+
+
+@app.command()
 def seal(run: Run) -> None:
     """Write the shards whose rows are all committed, also in the middle of a run."""
     from regen.run.session import seal_complete
@@ -340,6 +363,37 @@ def evaluate(
         _say(line)
     if made.exit_code is not ExitCode.OK:
         raise typer.Exit(made.exit_code)
+
+
+@app.command()
+def export(
+    run: Run,
+    to: Annotated[
+        str, typer.Option("--to", help="speculators, specforge, specforge-ids, automodel, messages or sharegpt.")
+    ],
+    out: Annotated[str, typer.Option("--out", help="The folder to make.")],
+    include: Annotated[str, typer.Option(help="Further statuses, by commas: truncated, degenerate, partial.")] = "",
+    split: Annotated[str, typer.Option(help="train, eval or all.")] = "train",
+    rows_per_file: Annotated[int, typer.Option(help="Records in each file.")] = 10_000,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an export that is there.")] = False,
+    partial: Annotated[bool, typer.Option("--partial", help="Export what is done of an unfinished run.")] = False,
+    allow_extra_loss: Annotated[
+        bool, typer.Option("--allow-extra-loss", help="Although the trainer also trains on template tokens.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a finished run in a trainer's format, with a dataset card; exit 1 when nothing true can be written."""
+    from regen.run.export import ExportOptions, statuses_named
+    from regen.run.export import export as export_run
+
+    options = ExportOptions(
+        to, out, statuses_named(include), split, rows_per_file, overwrite, partial, allow_extra_loss
+    )
+    done = export_run(run, options, _say)
+    if as_json:
+        print(json.dumps(done.to_json(), indent=1))
+    else:
+        print(done.summary())
 
 
 @app.command()
@@ -432,6 +486,9 @@ def _print_look(seen: Look) -> None:
         facts.append(("last session", f"{holder.state.value}: {holder.session} on {holder.host}"))
         facts.append(("its last heartbeat", f"{holder.beat_at} by its own clock"))
     facts.append(("journal files", f"{seen.commits:,}"))
+    if seen.reopened or seen.retries_ended:
+        ended = f"; {seen.retries_ended:,} retries ended without an answer" if seen.retries_ended else ""
+        facts.append(("opened again", f"{seen.reopened:,} rows still to be made again{ended}"))
     for status, reasons in seen.reasons.items():
         facts.append((status, ", ".join(f"{reason} {count:,}" for reason, count in reasons.items())))
     console.print(facts_table("Run", facts))

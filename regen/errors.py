@@ -5,6 +5,7 @@
     |   |-- SpecError            the spec file or the command line            exit 2
     |   |-- SourceError          a source that cannot be found at all         exit 2
     |   |-- PreflightRefused     what was asked for cannot work               exit 3
+    |   |-- ExportRefused        nothing can be exported truthfully           exit 1
     |   |-- RunHeld              somebody else runs this folder               exit 4
     |   `-- FingerprintDrift     what shapes outputs has changed              exit 5
     |-- StoreError           the bytes under the run folder
@@ -71,6 +72,12 @@ class PreflightRefused(UserError):
     """What the spec asks for cannot work, known before an engine was started."""
 
     exit_code = ExitCode.PREFLIGHT
+
+
+class ExportRefused(UserError):
+    """What an export would hold is not what the target saw and sampled, or it would be empty."""
+
+    exit_code = ExitCode.FAILED
 
 
 class RunHeld(UserError):

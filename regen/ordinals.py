@@ -33,6 +33,16 @@ class OrdinalSet:
         made._count = bits.bit_count()
         return made
 
+    def __sub__(self, other: OrdinalSet) -> OrdinalSet:
+        """A new set without the members of `other`, which must be of one size."""
+        if self.size != other.size:
+            raise ValueError(f"sets of {self.size} and of {other.size} ordinals have no difference")
+        bits = int.from_bytes(self._bits, "little") & ~int.from_bytes(other._bits, "little")
+        made = OrdinalSet(self.size)
+        made._bits[:] = bits.to_bytes(len(self._bits), "little")
+        made._count = bits.bit_count()
+        return made
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, OrdinalSet) and self.size == other.size and self._bits == other._bits
 

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from regen.records import Completion, EngineCounters, EngineInfo, GenerationRequest, PlannedRow, TokenScore
+from regen.records import (
+    Completion,
+    EngineCounters,
+    EngineInfo,
+    GenerationRequest,
+    PlannedRow,
+    Status,
+    TokenScore,
+)
 
 
 class Engine(Protocol):
@@ -111,11 +119,87 @@ class ChatTemplate(Protocol):
     def render(
         self, messages: tuple[Mapping[str, object], ...], tools_json: str | None, kwargs_json: str | None
     ) -> tuple[int, ...]:
-        """Prompt ids for the next assistant turn, exactly as the template yields them."""
+        """Prompt ids for the next assistant turn, exactly as the template yields them.
+
+        `messages` are what `template_messages` makes of a conversation.
+        """
+        ...
+
+    def render_whole(
+        self, messages: tuple[Mapping[str, object], ...], tools_json: str | None, kwargs_json: str | None
+    ) -> tuple[int, ...]:
+        """Ids of a conversation that ends with an answer, nothing being opened after it."""
+        ...
+
+    def control_tokens(self, text: str, only_special: bool = False) -> tuple[str, ...]:
+        """The target's control tokens that stand written out in a text, each once."""
+        ...
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Ids are below it."""
         ...
 
     def decode(self, token_ids: tuple[int, ...]) -> str:
         """Text without special tokens: a view of the ids."""
+        ...
+
+    def text_with_special_tokens(self, token_ids: tuple[int, ...]) -> str:
+        """Every id as text, end-of-turn and other control tokens too."""
+        ...
+
+    def reencoded(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """The ids that the text of these ids (special tokens included) is encoded to: often others than these."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One whole answer before it is read.
+
+    `text` has the special tokens that were sampled, except the id (or the stop string) that ended it. `prompt_tail` is
+    the end of the prompt's text, for tags that the template has opened there. `template_kwargs` are what the template
+    was given: some formats depend on them.
+    """
+
+    text: str
+    prompt_tail: str = ""
+    tools_json: str | None = None
+    template_kwargs: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call as the target made it. `arguments` is its text, of JSON if the target kept to its format.
+
+    `id` is the one that the target itself has written, None where its format has none.
+    """
+
+    name: str
+    arguments: str
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedAnswer:
+    """An answer read. `content` is what its reader would see.
+
+    `is_thinking_open`: reasoning was begun and not closed. `has_open_call`: a tool call was begun and not
+    closed, or nothing could be read from it; `calls` may hold what there was of it.
+    """
+
+    content: str
+    reasoning: str | None = None
+    calls: tuple[ToolCall, ...] = ()
+    is_thinking_open: bool = False
+    has_open_call: bool = False
+
+
+class AnswerParser(Protocol):
+    """Reads whole answers in the target's own format. Thread-safe."""
+
+    def parse(self, answer: Answer) -> ParsedAnswer:
+        """Never raises for what the target said: an answer out of format is content, or an open call."""
         ...
 
 
@@ -145,6 +229,9 @@ class Plan(Protocol):
         """Rows `start` to `stop` in order, a bounded number in memory."""
         ...
 
-    def refused(self) -> Iterator[tuple[int, str]]:
-        """(ordinal, source) of every row that is terminal from the start, in order. Reads only what it needs."""
+    def settled(self) -> Iterator[tuple[int, str, Status]]:
+        """(ordinal, source, outcome) of every row that is terminal from the start: refused or native. In order.
+
+        Reads only what it needs.
+        """
         ...

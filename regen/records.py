@@ -38,6 +38,14 @@ class Role(StrEnum):
     SYSTEM = "system"
     USER = "user"
     ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+class Split(StrEnum):
+    """Which part of the data a row belongs to: drawn at planning, fixed from then on."""
+
+    TRAIN = "train"
+    EVAL = "eval"
 
 
 class FinishReason(StrEnum):
@@ -46,6 +54,38 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     REPETITION = "repetition"
+
+
+class Label(StrEnum):
+    """What is said of one generation. All but the last make it a bad turn: see `is_note`."""
+
+    CUT_IN_ANSWER = "cut_in_answer"  # at the cap, and within it: what is visible so far may be good
+    CUT_IN_THINKING = "cut_in_thinking"
+    CUT_IN_TOOL_CALL = "cut_in_tool_call"
+    REPETITION = "repetition"  # ended by the engine's own detector
+    LOOP = "loop"  # a cycle of ids that lasts to the end
+    WALL = "wall"  # one or two ids to the end
+    FEW_IDS = "few_ids"  # a handful of ids, without a cycle
+    EMPTY_ANSWER = "empty_answer"
+    NO_VISIBLE_ANSWER = "no_visible_answer"  # reasoning and nothing else
+    UNBALANCED_TAGS = "unbalanced_tags"  # tags of reasoning or calls in what is visible
+    UNPARSABLE_TOOL_CALL = "unparsable_tool_call"
+    RETOKENISES_DIFFERENTLY = "retokenises_differently"  # encoding the text gives other ids
+
+    @property
+    def is_note(self) -> bool:
+        """Worth knowing, and nothing bad."""
+        return self is Label.RETOKENISES_DIFFERENTLY
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the cap has cut it."""
+        return self in (Label.CUT_IN_ANSWER, Label.CUT_IN_THINKING, Label.CUT_IN_TOOL_CALL)
+
+    @property
+    def is_degenerate(self) -> bool:
+        """Whether it is no answer: such a generation is no measure of a draft."""
+        return not (self.is_note or self.is_cut or self is Label.UNPARSABLE_TOOL_CALL)
 
 
 class Origin(StrEnum):
@@ -60,18 +100,34 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. In a planned conversation an assistant message without content is a *slot*: the target speaks."""
+    """One message. In a planned conversation an assistant message without content is a *slot*: the target speaks.
+
+    `tool_calls_json` are calls that were made, as JSON text in OpenAI's form, arguments being JSON text inside it.
+    `tool_call_id` and `name` say which call a tool's result answers. `expected_calls_json` is only on slots: the calls
+    that the source's own answer made there, in the same form. Recorded results are matched by them; they are never
+    rendered and are in no output.
+    """
 
     role: Role
     content: str | None
     reasoning: str | None = None
+    tool_calls_json: str | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    expected_calls_json: str | None = None
+
+    @property
+    def is_slot(self) -> bool:
+        """Whether the target is to speak here."""
+        return self.role is Role.ASSISTANT and self.content is None and self.tool_calls_json is None
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """A source row made canonical.
 
-    `messages` hold only what is given (system, user) and slots for the target; no source answer survives.
+    `messages` hold only what is given (system, user, recorded results of tools) and slots for the target; no source
+    answer survives. Of a `native` row they are the whole conversation, answers included, and there is no slot.
     `tools_json` and `template_kwargs_json` are JSON texts, `sampling` are this row's own overrides by field name.
     """
 
@@ -83,7 +139,7 @@ class Conversation:
     @property
     def turns(self) -> int:
         """How many assistant turns the target is asked for."""
-        return sum(1 for message in self.messages if message.role is Role.ASSISTANT)
+        return sum(1 for message in self.messages if message.is_slot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,24 +149,6 @@ class Refusal:
     stage: Stage
     reason: str
     detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedRow:
-    """One row of the frozen plan. Exactly one of `conversation` and `refusal` decides what happens to it.
-
-    `row_id` is 32 hex digits; `location` names file and line (or index); `prompt_tokens` is the length of the first
-    rendered prompt. A refused row may keep its conversation, for the reader.
-    """
-
-    ordinal: int
-    row_id: str
-    source: str
-    location: str
-    source_id: str | None
-    conversation: Conversation | None
-    prompt_tokens: int
-    refusal: Refusal | None = None
 
 
 # --- sampling and generation ---------------------------------------------------------------------
@@ -130,6 +168,10 @@ class Sampling:
     repetition_penalty: float
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
+    # vLLM's detector of repeated patterns, 0 for off: longest and shortest pattern, and how often in a row.
+    repetition_max_pattern_tokens: int = 0
+    repetition_min_pattern_tokens: int = 0
+    repetition_min_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +300,11 @@ class WarmupReport:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One assistant turn made by the target: what the engine saw and sampled. Ids are the truth, text is a view."""
+    """One assistant turn made by the target: what the engine saw and sampled. Ids are the truth, text is a view.
+
+    `loss_mask` is over the completion, None meaning all ones. Of a turn whose origin is native nobody here knows
+    `finish_reason`, `sampling` and `cap`: None.
+    """
 
     turn: int
     origin: Origin
@@ -266,14 +312,52 @@ class Generation:
     completion_token_ids: tuple[int, ...]
     text: str
     content: str
-    finish_reason: FinishReason
+    finish_reason: FinishReason | None
     stop_reason: str | None
-    sampling: Sampling
-    cap: int
+    sampling: Sampling | None
+    cap: int | None
     seed: int | None
     loss_mask: tuple[int, ...] | None = None
     reasoning: str | None = None
     tool_calls_json: str | None = None
+    labels: tuple[Label, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTurn:
+    """What is compared with text: the ids of one generation, and those that would have ended it."""
+
+    prompt_token_ids: tuple[int, ...]
+    completion_token_ids: tuple[int, ...]
+    stop_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRow:
+    """One row of the frozen plan: `refusal` and `native` settle it from the start, any other is made by the target.
+
+    `row_id` is 32 hex digits; `location` names file and line (or index); `prompt_tokens` is the length of the first
+    rendered prompt. A refused row may keep its conversation, for the reader. `native` are the turns that are the
+    target's own already, at least one in a row that passes through.
+    """
+
+    ordinal: int
+    row_id: str
+    source: str
+    location: str
+    source_id: str | None
+    conversation: Conversation | None
+    prompt_tokens: int
+    refusal: Refusal | None = None
+    split: Split = Split.TRAIN
+    native: tuple[Generation, ...] = ()
+
+    @property
+    def settled(self) -> Status | None:
+        """The outcome that the row has from the start; None if the target has to make it."""
+        if self.refusal is not None:
+            return Status.REJECTED
+        return Status.NATIVE if self.native else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +403,7 @@ class OutputRow:
     stage: Stage | None = None
     reason: str | None = None
     detail: str | None = None
+    split: Split = Split.TRAIN
 
 
 # --- between driver, coordinator and workers -----------------------------------------------------
@@ -362,11 +447,15 @@ class WorkerId:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """One row handed to a worker. `round` is 0 unless the row was re-opened; `attempt` counts from 1."""
+    """One row handed to a worker. `attempt` counts from 1.
+
+    `round` is 0 unless the row was re-opened; `sampling` are the fields, by name, that it was re-opened with.
+    """
 
     row: PlannedRow
     round: int
     attempt: int
+    sampling: Mapping[str, float | int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,11 +539,15 @@ class Left(StrEnum):
 class Totals:
     """What the store says is done: recomputed by replay, so that no number falls or counts twice.
 
-    `outcomes` by source and status, `reasons` of rows that are not ok, by status and reason.
+    `outcomes` by source and status, `reasons` of rows that are not ok, by status and reason; `replicas` are outcomes by
+    the slot that made them and status, `labels` generations by source and `Label`. Tokens and generations are those
+    that the run has made: native rows are among the outcomes only.
     """
 
     outcomes: Mapping[tuple[str, Status], int] = field(default_factory=dict)
     reasons: Mapping[tuple[Status, str], int] = field(default_factory=dict)
+    replicas: Mapping[tuple[int, Status], int] = field(default_factory=dict)
+    labels: Mapping[tuple[str, Label], int] = field(default_factory=dict)
     prompt_tokens: int = 0
     output_tokens: int = 0
     generations: int = 0
@@ -491,6 +584,7 @@ class SpeculationStatus:
 class CoordinatorStatus:
     """What the driver and the progress line read. `error` is set when `phase` is `failed`.
 
+    `left` are rows of the plan that are still to be made, for the first time or again.
     `incarnation` differs after every restart of the coordinator; `commits` counts journal files and never falls;
     `hung` are slots whose process says nothing any more; `store_error` is set while the store is away.
     `session_sampled_tokens` are what engines have sampled since they started: more than what was received of this
@@ -516,3 +610,4 @@ class CoordinatorStatus:
     metrics_url: str | None = None
     store_error: str | None = None
     error: RegenError | None = None
+    left: int = 0

@@ -21,6 +21,7 @@ from regen.records import (
     Acceptance,
     FinishReason,
     Generation,
+    Label,
     Message,
     Observed,
     ObservedGeneration,
@@ -28,6 +29,7 @@ from regen.records import (
     OutputRow,
     Role,
     Sampling,
+    Split,
     Stage,
     Status,
 )
@@ -37,9 +39,12 @@ _MESSAGE = pa.struct(
         pa.field("role", pa.string(), nullable=False),
         pa.field("content", pa.string()),
         pa.field("reasoning", pa.string()),
+        pa.field("tool_calls", pa.string()),
+        pa.field("tool_call_id", pa.string()),
+        pa.field("name", pa.string()),
     ]
 )
-_GENERATION = pa.struct(
+GENERATION = pa.struct(
     [
         pa.field("turn", pa.int32(), nullable=False),
         pa.field("origin", pa.string(), nullable=False),
@@ -50,10 +55,11 @@ _GENERATION = pa.struct(
         pa.field("reasoning", pa.string()),
         pa.field("content", pa.string(), nullable=False),
         pa.field("tool_calls", pa.string()),
-        pa.field("finish_reason", pa.string(), nullable=False),
+        pa.field("labels", pa.list_(pa.string()), nullable=False),
+        pa.field("finish_reason", pa.string()),
         pa.field("stop_reason", pa.string()),
-        pa.field("sampling", pa.string(), nullable=False),
-        pa.field("cap", pa.int32(), nullable=False),
+        pa.field("sampling", pa.string()),
+        pa.field("cap", pa.int32()),
         pa.field("seed", pa.int64()),
     ]
 )
@@ -86,6 +92,7 @@ _COLUMNS: list[pa.Field[Any]] = [
     pa.field("source", pa.string(), nullable=False),
     pa.field("location", pa.string(), nullable=False),
     pa.field("source_id", pa.string()),
+    pa.field("split", pa.string(), nullable=False),
     pa.field("status", pa.string(), nullable=False),
     pa.field("stage", pa.string()),
     pa.field("reason", pa.string()),
@@ -94,7 +101,7 @@ _COLUMNS: list[pa.Field[Any]] = [
     pa.field("messages", pa.list_(_MESSAGE), nullable=False),
     pa.field("tools", pa.string()),
     pa.field("template_kwargs", pa.string()),
-    pa.field("generations", pa.list_(_GENERATION), nullable=False),
+    pa.field("generations", pa.list_(GENERATION), nullable=False),
     pa.field("digest", pa.string(), nullable=False),
     pa.field("observed", _OBSERVED, nullable=False),
 ]
@@ -117,15 +124,16 @@ def to_values(row: OutputRow) -> dict[str, Any]:
         "source": row.source,
         "location": row.location,
         "source_id": row.source_id,
+        "split": row.split.value,
         "status": row.status.value,
         "stage": row.stage.value if row.stage else None,
         "reason": row.reason,
         "detail": row.detail,
         "round": row.round,
-        "messages": [asdict(message) for message in row.messages],
+        "messages": [_message_values(message) for message in row.messages],
         "tools": row.tools_json,
         "template_kwargs": row.template_kwargs_json,
-        "generations": [_generation_values(generation) for generation in row.generations],
+        "generations": [generation_values(generation) for generation in row.generations],
     }
     values["digest"] = determined_digest(values)
     values["observed"] = _observed_values(row.observed)
@@ -182,7 +190,20 @@ def seen_generations(table: pa.Table) -> Iterator[SeenGeneration]:
             yield SeenGeneration(source, Status(status), tokens, _acceptance(values))
 
 
-def _generation_values(generation: Generation) -> dict[str, Any]:
+def _message_values(message: Message) -> dict[str, Any]:
+    """What the source's own answer had called is no part of an output row."""
+    return {
+        "role": message.role.value,
+        "content": message.content,
+        "reasoning": message.reasoning,
+        "tool_calls": message.tool_calls_json,
+        "tool_call_id": message.tool_call_id,
+        "name": message.name,
+    }
+
+
+def generation_values(generation: Generation) -> dict[str, Any]:
+    """One generation as plain values in the shape of `GENERATION`."""
     return {
         "turn": generation.turn,
         "origin": generation.origin.value,
@@ -193,9 +214,10 @@ def _generation_values(generation: Generation) -> dict[str, Any]:
         "reasoning": generation.reasoning,
         "content": generation.content,
         "tool_calls": generation.tool_calls_json,
-        "finish_reason": generation.finish_reason.value,
+        "labels": [label.value for label in generation.labels],
+        "finish_reason": generation.finish_reason.value if generation.finish_reason else None,
         "stop_reason": generation.stop_reason,
-        "sampling": json.dumps(asdict(generation.sampling), sort_keys=True),
+        "sampling": json.dumps(asdict(generation.sampling), sort_keys=True) if generation.sampling else None,
         "cap": generation.cap,
         "seed": generation.seed,
     }
@@ -236,23 +258,31 @@ def _row(values: dict[str, Any]) -> OutputRow:
         source_id=values["source_id"],
         status=Status(values["status"]),
         round=values["round"],
-        messages=tuple(
-            Message(Role(message["role"]), message["content"], message["reasoning"]) for message in values["messages"]
-        ),
-        generations=tuple(_generation(generation) for generation in values["generations"]),
+        messages=tuple(_message(message) for message in values["messages"]),
+        generations=tuple(generation_of(generation) for generation in values["generations"]),
         observed=_observed(values["observed"]),
         tools_json=values["tools"],
         template_kwargs_json=values["template_kwargs"],
         stage=Stage(values["stage"]) if values["stage"] else None,
         reason=values["reason"],
         detail=values["detail"],
+        split=Split(values["split"]),
     )
 
 
-def _generation(values: dict[str, Any]) -> Generation:
-    sampling = json.loads(values["sampling"])
-    for name in ("stop", "stop_token_ids"):
-        sampling[name] = tuple(sampling[name])
+def _message(values: dict[str, Any]) -> Message:
+    return Message(
+        role=Role(values["role"]),
+        content=values["content"],
+        reasoning=values["reasoning"],
+        tool_calls_json=values["tool_calls"],
+        tool_call_id=values["tool_call_id"],
+        name=values["name"],
+    )
+
+
+def generation_of(values: dict[str, Any]) -> Generation:
+    """The inverse of `generation_values`."""
     return Generation(
         turn=values["turn"],
         origin=Origin(values["origin"]),
@@ -260,15 +290,25 @@ def _generation(values: dict[str, Any]) -> Generation:
         completion_token_ids=tuple(values["completion_token_ids"]),
         text=values["text"],
         content=values["content"],
-        finish_reason=FinishReason(values["finish_reason"]),
+        finish_reason=FinishReason(values["finish_reason"]) if values["finish_reason"] else None,
         stop_reason=values["stop_reason"],
-        sampling=Sampling(**sampling),
+        sampling=_sampling(values["sampling"]),
         cap=values["cap"],
         seed=values["seed"],
         loss_mask=_optional_tuple(values["loss_mask"]),
         reasoning=values["reasoning"],
         tool_calls_json=values["tool_calls"],
+        labels=tuple(Label(label) for label in values["labels"]),
     )
+
+
+def _sampling(text: str | None) -> Sampling | None:
+    if text is None:
+        return None
+    values = json.loads(text)
+    for name in ("stop", "stop_token_ids"):
+        values[name] = tuple(values[name])
+    return Sampling(**values)
 
 
 def _observed(values: dict[str, Any]) -> Observed:

@@ -57,7 +57,7 @@ _FREE_VLLM_ARGS = frozenset(
         "tensor_parallel_size",
     }
 )
-_SHAPING_FAKE_FIELDS = ("answer_tokens", "answer_spread", "vocabulary", "end_token_id")
+_SHAPING_FAKE_FIELDS = ("answer_tokens", "answer_spread", "vocabulary", "end_token_id", "answers")
 
 # vLLM's name for how many tokens are drafted by batch size: a list of [first size, last size, tokens].
 SCHEDULE_ARG = "num_speculative_tokens_per_batch_size"
@@ -86,16 +86,54 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
+class TemplateKwargsShare(_Strict):
+    """One part of a mix of template kwargs."""
+
+    value: dict[str, Any] = Field(description="Given to the chat template, over target.template_kwargs.")
+    share: Share = Field(description="Share of rows, by row id. Shares add up to 1.")
+
+
+class ReasoningShare(_Strict):
+    """Reasoning in a part of the rows."""
+
+    share: Share = Field(description="Share of rows that reason, by row id.")
+
+
+def _on_or_off(value: object) -> object:
+    """YAML reads a bare `on` as true."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
 class TargetSpec(_Strict):
     """The model whose answers are wanted."""
 
     model: str = Field(description="A local folder, or a model on the Hugging Face hub.")
     revision: str | None = Field(None, description="Hub only: branch, tag or commit. Resolved and recorded.")
-    profile: Literal["auto"] = Field("auto", description="A family's quirks, as data. Only auto in this version.")
+    profile: Literal["auto", "none", "kimi-k2", "qwen3", "deepseek", "llama3", "smollm2"] = Field(
+        "auto", description="A family's quirks, as data. auto: by config.json and template."
+    )
+    reasoning: Annotated[Literal["on", "off"] | ReasoningShare | None, BeforeValidator(_on_or_off)] = Field(
+        None, description="on, off, or {share: 0.3} of the rows; null: as the template has it. Recorded per row."
+    )
+    reasoning_parser: str = Field("auto", description="vLLM's name for it, none, or auto: the profile's.")
+    tool_parser: str = Field("auto", description="vLLM's name for it, none, or auto: the profile's.")
     trust_remote_code: bool = Field(False, description="Run the tokenizer's own Python code. Off unless named.")
     template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Given to the chat template, for example {thinking: true}. Recorded per row."
     )
+    template_kwargs_mix: list[TemplateKwargsShare] = Field(
+        default_factory=list,
+        description="Drawn per row: [{value: {thinking: true}, share: 0.7}, {value: {thinking: false}, share: 0.3}].",
+    )
+
+    @model_validator(mode="after")
+    def _checked(self) -> TargetSpec:
+        mix = self.template_kwargs_mix
+        if mix and abs(sum(part.share for part in mix) - 1) > 1e-6:
+            raise ValueError("template_kwargs_mix: the shares of a mix must add up to 1")
+        if mix and self.reasoning is not None:
+            raise ValueError("reasoning conflicts with template_kwargs_mix: each draws template kwargs per row")
+        return self
 
 
 class _EngineCommon(_Strict):
@@ -166,6 +204,13 @@ class FakeFault(_Strict):
     lives: int = Field(1, ge=1, description="In how many engines of a slot, one replacing the other.")
 
 
+class FakeAnswer(_Strict):
+    """One scripted answer of the fake engine."""
+
+    prompt_ids: list[int] = Field(min_length=1, description="Given where these ids stand in a row in the prompt.")
+    ids: list[int] = Field(min_length=1, description="The answer; cut at the cap, else closed by end_token_id.")
+
+
 class FakeCost(_Strict):
     """What one decoding step of the whole batch costs, in units of `step_seconds`: speculation's is a line."""
 
@@ -217,6 +262,9 @@ class FakeEngineSpec(_EngineCommon):
     counters_absent: bool = Field(False, description="Speculation is on and its counters are not to be had.")
     vocabulary: tuple[int, int] = Field((97, 122), description="Answers use ids from this range, both ends included.")
     end_token_id: int = Field(1, ge=0, description="Closes each answer that is not cut.")
+    answers: list[FakeAnswer] = Field(
+        default_factory=list, description="Scripted answers; the first whose prompt fits is taken."
+    )
     faults: list[FakeFault] = Field(default_factory=list, description="Scripted faults.")
 
     @model_validator(mode="after")
@@ -320,6 +368,20 @@ class TemperatureShare(_Strict):
     share: Share = Field(description="Share of rows, by row id. Shares add up to 1.")
 
 
+class RepetitionDetectionSpec(_Strict):
+    """When the engine ends an answer that repeats itself; vLLM's own detector."""
+
+    max_pattern_tokens: int = Field(ge=1, description="Longest pattern that is looked for, in tokens.")
+    min_pattern_tokens: int = Field(1, ge=1, description="Shortest one.")
+    min_count: int = Field(ge=2, description="How often it must stand in a row.")
+
+    @model_validator(mode="after")
+    def _checked(self) -> RepetitionDetectionSpec:
+        if self.min_pattern_tokens > self.max_pattern_tokens:
+            raise ValueError("min_pattern_tokens is larger than max_pattern_tokens")
+        return self
+
+
 class SamplingSpec(_Strict):
     """Sampling. Fields left unset come from the target's generation_config.json, else from the neutral value."""
 
@@ -335,6 +397,9 @@ class SamplingSpec(_Strict):
     repetition_penalty: float | None = Field(None, gt=0, description="Multiplicative penalty, 1: none.")
     stop: list[str] = Field(default_factory=list, description="Strings that end an answer.")
     stop_token_ids: list[int] = Field(default_factory=list, description="Ids that end an answer, besides the target's.")
+    repetition_detection: RepetitionDetectionSpec | None = Field(
+        None, description="{max_pattern_tokens: 64, min_count: 20}: the engine ends such answers; null: it does not."
+    )
     seed: int | None = Field(0, description="Seed of the run, mixed with each row's id; null: unseeded sampling.")
 
     @model_validator(mode="after")
@@ -344,11 +409,59 @@ class SamplingSpec(_Strict):
             raise ValueError("temperature: the shares of a mix must add up to 1")
         values = [part.value for part in given] if isinstance(given, list) else [given or 0.0]
         for value in values:
-            if not (value == 0 or 0.01 <= value <= 2):
-                raise ValueError(
-                    f"temperature: {value} is neither 0 (greedy) nor in 0.01..2; vLLM would change it silently"
-                )
+            _check_temperature(value)
         return self
+
+
+def _check_temperature(value: float) -> None:
+    if not (value == 0 or 0.01 <= value <= 2):
+        raise ValueError(f"temperature: {value} is neither 0 (greedy) nor in 0.01..2; vLLM would change it silently")
+
+
+class SourceSamplingSpec(_Strict):
+    """What one source's rows are sampled with, over `sampling`; the names are the same."""
+
+    max_tokens: int | None = Field(None, ge=1, description="Cap per answer, in tokens.")
+    temperature: float | None = Field(None, ge=0, le=2, description="One number; a mix is for the whole run.")
+    top_p: float | None = Field(None, gt=0, le=1, description="Nucleus sampling.")
+    top_k: int | None = Field(None, ge=0, description="0: all tokens.")
+    min_p: float | None = Field(None, ge=0, le=1, description="Refused by vLLM while speculation is on.")
+    presence_penalty: float | None = Field(None, ge=-2, le=2, description="Penalty on tokens seen.")
+    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="Penalty by how often a token was seen.")
+    repetition_penalty: float | None = Field(None, gt=0, description="Multiplicative penalty, 1: none.")
+
+    @model_validator(mode="after")
+    def _checked(self) -> SourceSamplingSpec:
+        if self.temperature is not None:
+            _check_temperature(self.temperature)
+        return self
+
+    def given(self) -> dict[str, float | int]:
+        """The fields that were set."""
+        return self.model_dump(exclude_none=True)
+
+
+class ColumnRange(_Strict):
+    """What a number in a column may be, both ends included."""
+
+    min: float | None = Field(None, description="At least.")
+    max: float | None = Field(None, description="At most.")
+
+
+Scalar = bool | int | float | str
+# fmt: off
+Shape = Literal[
+    "auto", "messages", "sharegpt", "alpaca", "prompt", "question", "turns", "preference", "batch", "bfcl", "tokens"
+]
+# fmt: on
+# What `fields` may name: the keys that the adapters read, of a row and of one message in it.
+ROW_FIELDS = frozenset(
+    {
+        *("messages", "conversations", "turns", "prompt", "question", "instruction", "input", "output", "response"),
+        *("chosen", "rejected", "body", "function", "tools", "system", "id", "input_ids", "loss_mask"),
+    }
+)
+MESSAGE_FIELDS = frozenset({"role", "content", "reasoning", "tool_calls", "tool_call_id", "name"})
 
 
 class SourceSpec(_Strict):
@@ -362,22 +475,112 @@ class SourceSpec(_Strict):
     config: str | None = Field(None, description="Dataset only: its configuration.")
     split: str | None = Field(None, description="Dataset only: the split, for example train.")
     revision: str | None = Field(None, description="Dataset only: branch, tag or commit.")
-    format: Literal["auto", "messages", "sharegpt", "prompt", "turns", "alpaca"] = Field(
-        "auto", description="The rows' shape. auto looks at each row's keys."
+    format: Shape = Field("auto", description="The rows' shape. auto looks at each row's keys.")
+    fields: dict[str, str] = Field(
+        default_factory=dict,
+        description="Where a key is under another name: {messages: dialog, role: speaker}; dots go into objects.",
+    )
+    filter: dict[str, Scalar | list[Scalar] | ColumnRange] = Field(
+        default_factory=dict,
+        description="Take only rows with such columns: {language: English, tag: [a, b], score: {min: 4}}.",
     )
     limit: int | None = Field(None, ge=1, description="Take so many source rows (counted before rows are rejected).")
+    weight: float = Field(
+        1.0, gt=0, description="How often a row is taken: 0.5 takes half of them, drawn by content, 2 each one twice."
+    )
+    prompt_token_quota: int | None = Field(
+        None, ge=1, description="Take no more rows once their first prompts would have more tokens than this together."
+    )
     shuffle_seed: int | None = Field(None, description="Take rows in an order drawn from this seed and their content.")
     system_prompt: str | None = Field(None, description="Put before conversations that have no system message.")
-    mode: Literal["regenerate"] = Field(
-        "regenerate", description="regenerate: the target answers anew. (native, passing through, is not there yet.)"
+    sampling: SourceSamplingSpec = Field(
+        SourceSamplingSpec(), description="For this source only, over `sampling`: {temperature: 1.0, max_tokens: 8192}."
     )
+    mode: Literal["regenerate", "native"] = Field(
+        "regenerate",
+        description="regenerate: the target answers anew. native: the answers are the target's own and pass through.",
+    )
+
+    @model_validator(mode="after")
+    def _checked(self) -> SourceSpec:
+        for name in self.fields:
+            if name not in ROW_FIELDS | MESSAGE_FIELDS:
+                known = ", ".join(sorted(ROW_FIELDS | MESSAGE_FIELDS))
+                raise ValueError(f"fields.{name}: is no key that regen reads; it reads {known}")
+        if self.format == "tokens" and self.mode != "native":
+            raise ValueError("format: tokens conflicts with mode: regenerate; token ids can only pass through (native)")
+        if self.mode == "native" and self.sampling.given():
+            raise ValueError("sampling conflicts with mode: native, where nothing is sampled")
+        return self
+
+
+class PoliciesSpec(_Strict):
+    """What is done with rows of an odd shape; each is counted in the plan, per source."""
+
+    assistant_first: Literal["drop", "reject"] = Field(
+        "drop", description="Answers before the first user turn. drop: those messages, with what tools said to them."
+    )
+    consecutive_users: Literal["keep", "merge", "reject"] = Field(
+        "keep", description="User turns in a row. keep: the target's template judges. merge: joined by a blank line."
+    )
+    consecutive_assistants: Literal["merge", "reject"] = Field(
+        "merge", description="Answers in a row. merge: the target speaks once there."
+    )
+    several_systems: Literal["keep", "merge", "reject"] = Field(
+        "keep", description="merge: all of them into the first message, joined by blank lines."
+    )
+    empty_turns: Literal["reject", "drop"] = Field("reject", description="Blank user turns. drop: only the turn.")
+    orphan_tool_results: Literal["reject", "drop"] = Field(
+        "reject", description="Results of tools that answer no call just before them."
+    )
+    unparsable_arguments: Literal["reject", "keep"] = Field(
+        "reject",
+        description="Recorded calls whose arguments are no JSON object. keep: they match no call of the target.",
+    )
+    non_text_parts: Literal["reject", "drop"] = Field(
+        "reject", description="Images and other parts of a message that are not text. drop: only the part."
+    )
+    control_tokens: Literal["reject", "text", "allow"] = Field(
+        "reject",
+        description="The target's control tokens written out in given text. text: tokenized as the letters they are.",
+    )
+    unpaired_surrogates: Literal["reject", "replace"] = Field(
+        "reject", description="Text that UTF-8 cannot carry. replace: by U+FFFD."
+    )
+    huge_integers: Literal["keep", "reject"] = Field(
+        "keep", description="Integers beyond 64 bits in tools and arguments. keep: exactly as they are."
+    )
+    unseen_tools: Literal["keep", "reject"] = Field(
+        "keep", description="Rows with tools that the target's template does not print: the target never sees them."
+    )
+    tool_results: Literal["name_and_arguments", "name", "order"] = Field(
+        "name_and_arguments",
+        description="Which call of the target a recorded result answers: the same call, one of that tool, or by place.",
+    )
+    request_sampling: Literal["ignore", "use"] = Field(
+        "ignore", description="Sampling fields of OpenAI Batch requests. use: over those of spec and source."
+    )
+
+
+class DecontaminateSpec(_Strict):
+    """One benchmark whose questions must not be in the data."""
+
+    path: str = Field(min_length=1, description="A file or glob of rows, in any format that sources have.")
+    match: Literal["exact", "ngram"] = Field(
+        "exact", description="exact: a user turn equals one there, but for case, space and punctuation."
+    )
+    ngram_words: int = Field(13, ge=3, description="ngram: a user turn shares so many words in a row with one there.")
 
 
 class RowsSpec(_Strict):
-    """Policies on rows."""
+    """Which rows are taken, and how they are split."""
 
     max_prompt_tokens: int | None = Field(None, ge=1, description="Longer first prompts are rejected at planning.")
     dedupe: bool = Field(False, description="Reject a row equal to an earlier one, within and across sources.")
+    eval_share: Share = Field(0.0, description="Share of conversations whose column `split` says eval, not train.")
+    decontaminate: list[DecontaminateSpec] = Field(
+        default_factory=list, description="Reject rows that ask what a benchmark asks: [{path: gsm8k_test.jsonl}]."
+    )
 
 
 class CheckpointSpec(_Strict):
@@ -419,6 +622,7 @@ class RunSpec(_Strict):
     sampling: SamplingSpec
     sources: list[SourceSpec] = Field(min_length=1)
     rows: RowsSpec = RowsSpec()
+    policies: PoliciesSpec = PoliciesSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     limits: LimitsSpec = LimitsSpec()
     metrics: MetricsSpec = MetricsSpec()
@@ -436,6 +640,12 @@ class RunSpec(_Strict):
                 f"sampling.max_tokens ({self.sampling.max_tokens}) leaves no room for a prompt"
                 f" within engine.max_model_len ({self.engine.max_model_len})"
             )
+        for source in self.sources:
+            if (source.sampling.max_tokens or 0) >= self.engine.max_model_len:
+                raise ValueError(
+                    f"sources: {source.name}: sampling.max_tokens ({source.sampling.max_tokens}) leaves no room for a"
+                    f" prompt within engine.max_model_len ({self.engine.max_model_len})"
+                )
         return self
 
 
@@ -502,12 +712,17 @@ def with_absolute_paths(spec: RunSpec) -> RunSpec:
     speculation = spec.speculation
     if speculation is not None and speculation.draft is not None:
         speculation = speculation.model_copy(update={"draft": existing(speculation.draft)})
+    rows = spec.rows
+    if rows.decontaminate:
+        benchmarks = [part.model_copy(update={"path": absolute(part.path)}) for part in rows.decontaminate]
+        rows = rows.model_copy(update={"decontaminate": benchmarks})
     return spec.model_copy(
         update={
             "output": spec.output if "://" in spec.output else absolute(spec.output),
             "target": spec.target.model_copy(update={"model": existing(spec.target.model)}),
             "speculation": speculation,
             "sources": [source.model_copy(update={"path": source_path(source)}) for source in spec.sources],
+            "rows": rows,
         }
     )
 
@@ -529,6 +744,7 @@ def output_shaping(spec: RunSpec) -> dict[str, Any]:
             source["name"]: {key: value for key, value in source.items() if key != "path"} for source in data["sources"]
         },
         "rows": data["rows"],
+        "policies": data["policies"],
         "rows_per_shard": data["checkpoint"]["rows_per_shard"],
         "engine": {"kind": engine["kind"], "max_model_len": engine["max_model_len"]},
     }

@@ -14,6 +14,7 @@ from regen.spec import (
     CheckpointSpec,
     LimitsSpec,
     MetricsSpec,
+    PoliciesSpec,
     RowsSpec,
     SamplingSpec,
     SourceSpec,
@@ -37,6 +38,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel], dict[str, object]], ...] = (
 )
 _LATER: tuple[tuple[str, type[BaseModel]], ...] = (
     ("rows", RowsSpec),
+    ("policies", PoliciesSpec),
     ("checkpoint", CheckpointSpec),
     ("limits", LimitsSpec),
     ("metrics", MetricsSpec),
@@ -98,6 +100,8 @@ def _default(info: FieldInfo) -> object:
 
 
 def _text(value: object) -> str:
+    if isinstance(value, BaseModel):
+        value = value.model_dump(exclude_none=True)
     return value if isinstance(value, str) else json.dumps(value)
 
 

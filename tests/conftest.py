@@ -5,9 +5,12 @@ Set before anything imports Ray, vLLM or transformers, and inherited by every pr
 
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.trainers import NotInstallable, trainer_environment
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -51,6 +54,21 @@ def shared_prompts() -> Path:
     if not folder.is_dir():
         pytest.skip(f"{folder} is not there")
     return folder
+
+
+@pytest.fixture(scope="session")
+def trainer() -> Callable[[str], Path]:
+    """A trainer's environment by name (tests/trainers.py). CI must get it; elsewhere tests are skipped without."""
+
+    def environment(name: str) -> Path:
+        try:
+            return trainer_environment(name)
+        except NotInstallable as error:
+            if os.environ.get("CI"):
+                pytest.fail(str(error))
+            pytest.skip(str(error))
+
+    return environment
 
 
 @pytest.fixture(scope="session")

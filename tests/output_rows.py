@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from regen.records import (
     Acceptance,
@@ -19,6 +20,7 @@ from regen.records import (
     Refusal,
     Role,
     Sampling,
+    Split,
     Stage,
     Status,
 )
@@ -122,13 +124,26 @@ def planned_row(ordinal: int, refusal: Refusal | None = None) -> PlannedRow:
     )
 
 
+def native_row(ordinal: int) -> PlannedRow:
+    """A row that passes through, with two turns of which nobody knows how they were sampled."""
+    turns = tuple(
+        replace(generation(turn), origin=Origin.NATIVE, finish_reason=None, sampling=None, cap=None, seed=None)
+        for turn in range(2)
+    )
+    answers = tuple(Message(Role.ASSISTANT, turn.content) for turn in turns)
+    conversation = Conversation((Message(Role.USER, f"question {ordinal}"), *answers))
+    return replace(planned_row(ordinal), conversation=conversation, native=turns, split=Split.EVAL)
+
+
 class MemoryPlan:
     """A `Plan` of `planned_row`s: `refused_ordinals` are refused, with a reason that their parity decides."""
 
-    def __init__(self, count: int, refused_ordinals: Sequence[int] = ()) -> None:
+    def __init__(self, count: int, refused_ordinals: Sequence[int] = (), native_ordinals: Sequence[int] = ()) -> None:
         self._rows = [
             planned_row(ordinal, _refusal(ordinal) if ordinal in refused_ordinals else None) for ordinal in range(count)
         ]
+        for ordinal in native_ordinals:
+            self._rows[ordinal] = native_row(ordinal)
 
     @property
     def count(self) -> int:
@@ -151,8 +166,8 @@ class MemoryPlan:
     def scan(self, start: int = 0, stop: int | None = None) -> Iterator[PlannedRow]:
         return iter(self._rows[start:stop])
 
-    def refused(self) -> Iterator[tuple[int, str]]:
-        return ((row.ordinal, row.source) for row in self._rows if row.refusal is not None)
+    def settled(self) -> Iterator[tuple[int, str, Status]]:
+        return ((row.ordinal, row.source, row.settled) for row in self._rows if row.settled is not None)
 
 
 def _refusal(ordinal: int) -> Refusal:

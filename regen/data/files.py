@@ -1,4 +1,4 @@
-"""Raw rows out of one file, by its ending: JSON Lines, JSON, CSV, TSV, Parquet, each also gzipped.
+"""Raw rows out of one file, by its ending: JSON Lines, JSON, CSV, TSV, Parquet, each also compressed with gzip or zstd.
 
 Guarantees: everything in a file is either a row or one rejected row that says where and why; rows before a damaged
 place are kept; numbers keep their value exactly; nothing but an unreadable disk raises. Memory: one row (JSON Lines,
@@ -17,7 +17,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from io import BufferedIOBase, TextIOWrapper
+from io import BufferedIOBase, BufferedReader, RawIOBase, TextIOWrapper
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, cast
@@ -35,13 +35,20 @@ from regen.errors import SourceError
 _BOM = b"\xef\xbb\xbf"
 _PARQUET_BATCH_ROWS = 256
 _COPY_BYTES = 1 << 20
+_UNPACK_BYTES = 1 << 14
 _FIRST_LINE_BYTES = 1 << 24
-_DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error)
+
+
+class _BadZstd(Exception):
+    """The bytes are no zstd stream, or end before it does."""
+
+
+_DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error, _BadZstd)
 
 
 def ending(path: str) -> str | None:
-    """The known ending of a path, without `.gz` (`.jsonl`); None if it is not one that regen reads."""
-    name = path.lower().removesuffix(".gz")
+    """The known ending of a path, without `.gz` or `.zst` (`.jsonl`); None if it is not one that regen reads."""
+    name = path.lower().removesuffix(".gz").removesuffix(".zst")
     found = os.path.splitext(name)[1]
     return found if found in _READERS else None
 
@@ -54,7 +61,7 @@ def read_file(path: Path) -> Iterator[RawRow]:
     """Every row of one file in order. Raises SourceError: unknown ending, or the disk does not give the bytes."""
     found = ending(path.name)
     if found is None:
-        raise SourceError(f"{path}: unknown ending; regen reads {', '.join(_READERS)}, each also with .gz")
+        raise SourceError(f"{path}: unknown ending; regen reads {', '.join(_READERS)}, each also with .gz or .zst")
     try:
         yield from _READERS[found](path)
     except OSError as error:
@@ -72,7 +79,7 @@ def _read_json_lines(path: Path) -> Iterator[RawRow]:
                 if row := _json_line(f"{path}:{number}", line.removeprefix(_BOM) if number == 1 else line):
                     yield row
         except _DAMAGE as error:
-            yield _damaged(f"{path}:{number + 1}", f"the gzip stream breaks off after line {number}", error)
+            yield _damaged(f"{path}:{number + 1}", f"the compressed stream breaks off after line {number}", error)
 
 
 def _json_line(location: str, line: bytes) -> RawRow | None:
@@ -146,7 +153,7 @@ def _read_json_object(path: Path) -> Iterator[RawRow]:
             content = stream.read().removeprefix(_BOM).strip()
         except _DAMAGE as error:
             content = b""
-            broken = _damaged(f"{path}", "the gzip stream breaks off", error)
+            broken = _damaged(f"{path}", "the compressed stream breaks off", error)
     if content:
         whole = cast(RawRow, _json_line(f"{path}[0]", content))
         if whole.error is None or _is_no_value(content):
@@ -211,7 +218,7 @@ def _read_delimited(path: Path, delimiter: str) -> Iterator[RawRow]:
                     return  # without its header no line means anything
                 continue
             except _DAMAGE as error:
-                yield _damaged(location, f"the gzip stream breaks off after line {reader.line_num}", error)
+                yield _damaged(location, f"the compressed stream breaks off after line {reader.line_num}", error)
                 return
             if not fields:
                 continue
@@ -305,18 +312,47 @@ def _single_row(batch: pa.RecordBatch, location: str) -> RawRow:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BufferedIOBase]:
-    if path.name.lower().endswith(".gz"):
+    name = path.name.lower()
+    if name.endswith(".gz"):
         with gzip.open(path, "rb") as unpacked:
             yield cast(BufferedIOBase, unpacked)
+    elif name.endswith(".zst"):
+        with path.open("rb") as packed, pa.CompressedInputStream(pa.PythonFile(packed, "r"), "zstd") as stream:
+            yield BufferedReader(_Unpacked(stream))
     else:
         with path.open("rb") as plain:
             yield plain
 
 
+class _Unpacked(RawIOBase):
+    """Arrow's unpacked stream for Python's buffer. Small reads: a damaged place costs no more than one of them."""
+
+    def __init__(self, stream: pa.NativeFile) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any) -> int:
+        view = memoryview(into)
+        try:
+            data = self._stream.read(min(len(view), _UNPACK_BYTES))
+        except OSError as error:
+            if error.errno is not None:  # said by the system, not by the decoder
+                raise
+            raise _BadZstd(str(error)) from error
+        view[: len(data)] = data
+        return len(data)
+
+
+def _is_packed(path: Path) -> bool:
+    return path.name.lower().endswith((".gz", ".zst"))
+
+
 @contextmanager
 def _local_copy(path: Path) -> Iterator[Path]:
-    """Parquet is read from its end, which gzip cannot do: a gzipped file is unpacked beside the other temporaries."""
-    if not path.name.lower().endswith(".gz"):
+    """Parquet is read from its end, which a packed file does not allow: it is unpacked beside the other temporaries."""
+    if not _is_packed(path):
         yield path
         return
     with tempfile.NamedTemporaryFile(prefix="regen-", suffix=".parquet") as copy:

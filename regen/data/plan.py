@@ -23,7 +23,7 @@ from regen.data.plan_rows import from_values
 from regen.data.plan_summary import PLAN_KEY, PlanPart, PlanSummary
 from regen.errors import JournalDamaged, StoreUnavailable
 from regen.protocols import Storage
-from regen.records import PlannedRow
+from regen.records import PlannedRow, Status
 
 _GROUPS_KEPT = 16
 _PARTS_KEPT = 4
@@ -111,22 +111,23 @@ class RunPlan:
             yield from chosen
             start += len(chosen)
 
-    def refused(self) -> Iterator[tuple[int, str]]:
-        """(ordinal, source) of every row that is terminal from the start, in order; reads three columns."""
+    def settled(self) -> Iterator[tuple[int, str, Status]]:
+        """(ordinal, source, outcome) of every row that is terminal from the start, in order; reads three columns."""
         for number, part in enumerate(self.summary.parts):
             with self._lock:
-                table = self._file(number).read_columns(["ordinal", "source", "stage"])
-            chosen = table.filter(pc.is_valid(table["stage"]))
+                table = self._file(number).read_columns(["ordinal", "source", "settled"])
+            chosen = table.filter(pc.is_valid(table["settled"]))
             _check_rows(part, table.num_rows)
-            yield from zip(chosen["ordinal"].to_pylist(), chosen["source"].to_pylist(), strict=True)
+            outcomes = [Status(outcome) for outcome in chosen["settled"].to_pylist() if outcome]
+            yield from zip(chosen["ordinal"].to_pylist(), chosen["source"].to_pylist(), outcomes, strict=True)
 
     def prompts_longer_than(self, tokens: int) -> tuple[int, int]:
-        """(rows that are not refused, those of them whose first prompt is longer); reads two columns."""
+        """(rows that the target is to make, those of them whose first prompt is longer); reads two columns."""
         planned = longer = 0
         for number in range(len(self.summary.parts)):
             with self._lock:
-                table = self._file(number).read_columns(["prompt_tokens", "stage"])
-            lengths = table.filter(pc.is_null(table["stage"]))["prompt_tokens"]
+                table = self._file(number).read_columns(["prompt_tokens", "settled"])
+            lengths = table.filter(pc.is_null(table["settled"]))["prompt_tokens"]
             planned += len(lengths)
             longer += sum((length or 0) > tokens for length in lengths.to_pylist())
         return planned, longer

@@ -10,7 +10,7 @@ from typing import Any
 from regen.data.raw import SourceFile
 
 PLAN_KEY = "plan.json"
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,8 @@ class RejectedRow:
 class SourceSummary:
     """One source's numbers. `rejected` by reason, `notes` by what was changed; tokens and turns of accepted rows only.
 
+    `accepted` are all rows that are not rejected; `native` of them pass through, and `changed` of them have a note.
+    `left_out` are source rows that are not in the plan, by why (those after `limit` are not looked at, nor counted).
     `first_rejected` is the first row rejected for each reason, in the source's order.
     `prompt_tokens` is the sum over first prompts, `turns` the sum of assistant turns that the target is asked for.
     """
@@ -49,11 +51,15 @@ class SourceSummary:
     turns: int
     files: tuple[SourceFile, ...]
     first_rejected: Mapping[str, RejectedRow] = field(default_factory=dict)
+    native: int = 0
+    changed: int = 0
+    eval_rows: int = 0
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class PlanSummary:
-    """The plan as a whole: `rows` ordinals, of which `refused` are terminal from the start."""
+    """The plan as a whole: `rows` ordinals, of which `refused` and `native` are terminal from the start."""
 
     session: str
     rows: int
@@ -61,6 +67,7 @@ class PlanSummary:
     digest: str
     parts: tuple[PlanPart, ...]
     sources: tuple[SourceSummary, ...]
+    native: int = 0
     version: int = VERSION
 
     def to_json(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Building the frozen plan: read, normalise, identify, render the first prompt, interleave, write.
+"""Building the frozen plan: draft (read, normalise, identify), render the first prompt, judge, interleave, write.
 
 Guarantees: deterministic (the digest depends on the spec, the bytes of the sources and the target, not on session,
 machine, number of processes or names of temporaries); every source row becomes one planned row, accepted or refused
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -19,27 +20,33 @@ from typing import cast
 
 import pyarrow.parquet as pq
 
+from regen.data.decontamination import Benchmark, contaminated
+from regen.data.drafting import Draft, Drafting
+from regen.data.dry_render import Rendered, RenderJob
 from regen.data.equal_rows import EqualRows
 from regen.data.interleave import interleaved
-from regen.data.normalize import Note, content_digest, normalize, numbered, row_key, unreadable_row_key
+from regen.data.normalize import Rules, normalize
 from regen.data.plan import read_summary
 from regen.data.plan_rows import RowValues, to_values
 from regen.data.plan_summary import PLAN_KEY, PlanSummary, RejectedRow, SourceSummary
-from regen.data.plan_writer import GROUP_ROWS, PlanWriter, RowGroupFile
-from regen.data.raw import RawRow, SourceFile
-from regen.data.rendering import CHUNK_ROWS, UNEXPECTED, Rendered, Renderer, RenderJob, first_prompt
+from regen.data.plan_writer import PlanWriter, RowGroupFile
+from regen.data.profiles import with_reasoning
+from regen.data.raw import SourceFile
+from regen.data.rendering import CHUNK_ROWS, Renderer, RenderSetup
+from regen.data.selection import LeftOut
 from regen.data.sources import list_files, read_source
 from regen.data.target import Target
 from regen.data.text import DETAIL_CHARS, printable
 from regen.errors import JournalDamaged, RowRefused
 from regen.protocols import Storage
-from regen.records import PlannedRow, Refusal, Stage
-from regen.spec import RunSpec, SourceSpec
+from regen.records import Refusal, Split, Stage
+from regen.spec import DecontaminateSpec, RunSpec, SourceSpec
 
 _EXAMPLE_CHARS = 300
 PROMPT_TOO_LONG = "prompt_too_long"
 LONGER_THAN_CONTEXT = "longer_than_context"
 DUPLICATE = "duplicate"
+CONTAMINATED = "contaminated"
 
 Progress = Callable[[str, int], None]
 """Called with a source's name and how many of its rows are planned so far."""
@@ -60,9 +67,17 @@ def build_plan(
     """
     if (existing := read_summary(storage)) is not None:
         return existing
-    arguments = (target.folder, spec.target.trust_remote_code, spec.target.template_kwargs, processes)
-    with tempfile.TemporaryDirectory(prefix="regen-spool-") as folder, Renderer(*arguments) as renderer:
-        planner = _SourcePlanner(spec, renderer, progress or (lambda source, rows: None))
+    spec = spec.model_copy(update={"target": with_reasoning(spec.target, target.profile, target.template_source)})
+    setup = RenderSetup(
+        target.folder,
+        spec.target.trust_remote_code,
+        spec.target.template_kwargs,
+        spec.policies,
+        target.eos_token_ids,
+    )
+    benchmarks = [_benchmark(part) for part in spec.rows.decontaminate]
+    with tempfile.TemporaryDirectory(prefix="regen-spool-") as folder, Renderer(setup, processes) as renderer:
+        planner = _SourcePlanner(spec, renderer, benchmarks, progress or (lambda source, rows: None))
         spools = [
             planner.spool(source, Path(folder) / f"source-{number}.parquet")
             for number, source in enumerate(spec.sources)
@@ -79,127 +94,104 @@ class _Spool:
     summary: SourceSummary
 
     def rows(self) -> Iterator[RowValues]:
+        """A row group at a time: they are bounded in bytes."""
         with pq.ParquetFile(self.path) as file:
-            for batch in file.iter_batches(batch_size=GROUP_ROWS):
-                yield from cast(list[RowValues], batch.to_pylist())
-
-
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    """A row on its way: `content` is the conversation's digest, empty where there is none."""
-
-    row: PlannedRow
-    content: bytes = b""
-    notes: tuple[Note, ...] = ()
+            for group in range(file.num_row_groups):
+                yield from cast(list[RowValues], file.read_row_group(group).to_pylist())
 
 
 class _SourcePlanner:
     """Plans one source after another; what it keeps between them is the content seen, for `rows.dedupe`."""
 
-    def __init__(self, spec: RunSpec, renderer: Renderer, progress: Progress) -> None:
+    def __init__(self, spec: RunSpec, renderer: Renderer, benchmarks: Sequence[Benchmark], progress: Progress) -> None:
         self._spec = spec
         self._renderer = renderer
+        self._benchmarks = benchmarks
         self._progress = progress
         self._seen = EqualRows()
 
     def spool(self, source: SourceSpec, path: Path) -> _Spool:
         """Plan one source into a local file."""
-        tally = _Tally()
+        tally = _Tally(source.name)
         files = list_files(source)
+        drafting = Drafting(self._spec, source, tally.left_out)
         file = RowGroupFile(path)
-        for draft in self._judged(_drafts(source)):
+        for draft in self._judged(source, drafting):
             file.add(to_values(draft.row))
             tally.add(draft)
             if tally.rows % CHUNK_ROWS == 0:
                 self._progress(source.name, tally.rows)
         file.close()
         self._progress(source.name, tally.rows)
-        return _Spool(path, tally.summary(source.name, files))
+        return _Spool(path, tally.summary(files))
 
-    def _judged(self, drafts: Iterable[_Draft]) -> Iterator[_Draft]:
-        """Every draft with its first prompt's length, or refused."""
-        for chunk, results in self._renderer.map(_chunks(drafts)):
+    def _judged(self, source: SourceSpec, drafting: Drafting) -> Iterator[Draft]:
+        """Every draft with its first prompt's length, or refused; up to the first accepted row beyond the quota.
+
+        That row and all after it are left out. What was rendered ahead changes nothing: decisions are taken in order.
+        """
+        room = source.prompt_token_quota
+        for chunk, results in self._renderer.map(_chunks(drafting)):
             rendered = iter(results)
-            for draft in chunk:
-                yield draft if draft.row.refusal else self._decided(draft, next(rendered))
+            for drafted in chunk:
+                draft = self._decided(drafted, next(rendered)) if drafted.job is not None else drafted
+                if not drafting.is_full and room is not None and draft.row.refusal is None:
+                    drafting.is_full = draft.row.prompt_tokens > room
+                if why := LeftOut.TOKEN_QUOTA if drafting.is_full else draft.left_out:
+                    drafting.leave_out(why)
+                    continue
+                draft = self._unless_duplicate(draft)
+                if room is not None and draft.row.refusal is None:
+                    room -= draft.row.prompt_tokens
+                yield draft
 
-    def _decided(self, draft: _Draft, rendered: Rendered) -> _Draft:
-        refusal = rendered.refusal or self._too_long(rendered.prompt_tokens) or self._duplicate(draft.content)
-        row = replace(draft.row, prompt_tokens=rendered.prompt_tokens, refusal=refusal)
-        return _Draft(row, draft.content, draft.notes)
+    def _decided(self, draft: Draft, rendered: Rendered) -> Draft:
+        refusal = rendered.refusal or self._too_long(rendered) or self._contaminated(draft)
+        native = () if refusal else rendered.native
+        row = replace(draft.row, prompt_tokens=rendered.prompt_tokens, refusal=refusal, native=native)
+        return replace(draft, row=row, notes=draft.notes + rendered.notes)
 
-    def _too_long(self, prompt_tokens: int) -> Refusal | None:
-        limit = self._spec.rows.max_prompt_tokens
+    def _too_long(self, rendered: Rendered) -> Refusal | None:
+        limit, prompt_tokens = self._spec.rows.max_prompt_tokens, rendered.prompt_tokens
         if limit is not None and prompt_tokens > limit:
             detail = f"{prompt_tokens} tokens, rows.max_prompt_tokens is {limit}"
             return Refusal(Stage.LENGTH, PROMPT_TOO_LONG, detail)
         context = self._spec.engine.max_model_len
-        if prompt_tokens >= context:
+        if rendered.native and rendered.longest_tokens > context:
+            detail = f"{rendered.longest_tokens} tokens with the answer, engine.max_model_len is {context}"
+            return Refusal(Stage.LENGTH, LONGER_THAN_CONTEXT, detail)
+        if not rendered.native and prompt_tokens >= context:
             detail = f"{prompt_tokens} tokens leave no room in engine.max_model_len, which is {context}"
             return Refusal(Stage.LENGTH, LONGER_THAN_CONTEXT, detail)
         return None
 
-    def _duplicate(self, content: bytes) -> Refusal | None:
-        if self._spec.rows.dedupe and self._seen.count(content):
-            return Refusal(Stage.NORMALIZE, DUPLICATE, "equal to a row accepted earlier (rows.dedupe)")
-        return None
+    def _contaminated(self, draft: Draft) -> Refusal | None:
+        conversation = draft.row.conversation
+        found = contaminated(self._benchmarks, conversation) if conversation and self._benchmarks else None
+        return Refusal(Stage.NORMALIZE, CONTAMINATED, printable(found, DETAIL_CHARS)) if found else None
+
+    def _unless_duplicate(self, draft: Draft) -> Draft:
+        is_asked = self._spec.rows.dedupe and draft.row.refusal is None and not draft.is_copy
+        if not is_asked or not self._seen.count(draft.content):
+            return draft
+        refusal = Refusal(Stage.NORMALIZE, DUPLICATE, "equal to a row accepted earlier (rows.dedupe)")
+        return replace(draft, row=replace(draft.row, refusal=refusal, native=()))
 
 
-# --- one raw row ---------------------------------------------------------------------------------
-
-
-def _drafts(source: SourceSpec) -> Iterator[_Draft]:
-    """Raw rows normalised and identified, in order."""
-    equal = EqualRows()
-    for raw in read_source(source):
-        yield _draft(source, raw, equal)
-
-
-def _draft(source: SourceSpec, raw: RawRow, equal: EqualRows) -> _Draft:
-    if raw.value is None:
-        reason, detail = raw.error or (UNEXPECTED, "")
-        return _refused(source, raw, Refusal(Stage.LOAD, reason, detail), equal)
-    try:
-        normalized = normalize(raw.value, source.format, source.system_prompt)
-        content = content_digest(normalized.conversation)
-        key = row_key(source.name, normalized.typed_id, content)
-    except RowRefused as error:
-        return _refused(source, raw, Refusal(Stage.NORMALIZE, error.reason, error.detail), equal)
-    except Exception as error:
-        return _refused(source, raw, Refusal(Stage.NORMALIZE, UNEXPECTED, type(error).__name__), equal)
-    row = PlannedRow(
-        ordinal=0,
-        row_id=numbered(key, equal.count(key)),
-        source=source.name,
-        location=printable(raw.location),
-        source_id=normalized.source_id,
-        conversation=normalized.conversation,
-        prompt_tokens=0,
-    )
-    return _Draft(row, content, normalized.notes)
-
-
-def _refused(source: SourceSpec, raw: RawRow, refusal: Refusal, equal: EqualRows) -> _Draft:
-    key = unreadable_row_key(source.name, raw.identity())
-    shown = Refusal(refusal.stage, str(refusal.reason), printable(refusal.detail, DETAIL_CHARS))
-    row = PlannedRow(
-        ordinal=0,
-        row_id=numbered(key, equal.count(key)),
-        source=source.name,
-        location=printable(raw.location),
-        source_id=None,
-        conversation=None,
-        prompt_tokens=0,
-        refusal=shown,
-    )
-    return _Draft(row)
-
-
-def _chunks(drafts: Iterable[_Draft]) -> Iterator[tuple[list[_Draft], list[RenderJob]]]:
+def _chunks(drafts: Iterable[Draft]) -> Iterator[tuple[list[Draft], list[RenderJob]]]:
     remaining = iter(drafts)
     while chunk := list(islice(remaining, CHUNK_ROWS)):
-        jobs = [first_prompt(draft.row.conversation) for draft in chunk if draft.row.conversation is not None]
-        yield chunk, jobs
+        yield chunk, [draft.job for draft in chunk if draft.job is not None]
+
+
+def _benchmark(part: DecontaminateSpec) -> Benchmark:
+    """The questions of one benchmark; rows of it that are no conversation are not compared with."""
+    benchmark = Benchmark(part.path, part.ngram_words if part.match == "ngram" else None)
+    for raw in read_source(SourceSpec(name=part.path, path=part.path)):
+        if raw.value is not None:
+            with suppress(RowRefused):
+                benchmark.add(normalize(raw.value, Rules()).conversation, printable(raw.location))
+    return benchmark
 
 
 # --- counting and writing ------------------------------------------------------------------------
@@ -209,16 +201,21 @@ def _chunks(drafts: Iterable[_Draft]) -> Iterator[tuple[list[_Draft], list[Rende
 class _Tally:
     """One source's numbers, while it is planned."""
 
+    name: str
     rows: int = 0
     accepted: int = 0
+    native: int = 0
+    changed: int = 0
+    eval_rows: int = 0
     prompt_tokens: int = 0
     longest_prompt_tokens: int = 0
     turns: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     first_rejected: dict[str, RejectedRow] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
 
-    def add(self, draft: _Draft) -> None:
+    def add(self, draft: Draft) -> None:
         row = draft.row
         self.rows += 1
         if row.refusal is not None:
@@ -229,12 +226,15 @@ class _Tally:
         self.accepted += 1
         self.prompt_tokens += row.prompt_tokens
         self.longest_prompt_tokens = max(self.longest_prompt_tokens, row.prompt_tokens)
+        self.native += bool(row.native)
+        self.changed += bool(draft.notes)
+        self.eval_rows += row.split is Split.EVAL
         self.turns += row.conversation.turns if row.conversation else 0
         self.notes.update(note.value for note in draft.notes)
 
-    def summary(self, name: str, files: list[SourceFile]) -> SourceSummary:
+    def summary(self, files: list[SourceFile]) -> SourceSummary:
         return SourceSummary(
-            name=name,
+            name=self.name,
             rows=self.rows,
             accepted=self.accepted,
             rejected=dict(sorted(self.rejected.items())),
@@ -244,6 +244,10 @@ class _Tally:
             turns=self.turns,
             files=tuple(files),
             first_rejected=dict(sorted(self.first_rejected.items())),
+            native=self.native,
+            changed=self.changed,
+            eval_rows=self.eval_rows,
+            left_out=dict(sorted(self.left_out.items())),
         )
 
 
@@ -264,6 +268,7 @@ def _written(spools: list[_Spool], storage: Storage, session: str) -> PlanSummar
         session=session,
         rows=sum(spool.summary.rows for spool in spools),
         refused=sum(spool.summary.rows - spool.summary.accepted for spool in spools),
+        native=sum(spool.summary.native for spool in spools),
         digest=digest,
         parts=parts,
         sources=tuple(spool.summary for spool in spools),

@@ -51,6 +51,7 @@ def effective_sampling(
         repetition_penalty=float(values["repetition_penalty"]),
         stop=tuple(spec.stop),
         stop_token_ids=_stop_token_ids(spec, eos_token_ids),
+        **_repetition(spec),
     )
     return _overridden(made, overrides) if overrides else made
 
@@ -75,6 +76,8 @@ def generation_defaults(
         made["temperature"] = {"value": mix, "from": "spec"}
     made["stop"] = {"value": list(spec.stop), "from": "spec" if spec.stop else "neutral"}
     origin = "spec and target" if spec.stop_token_ids else "target"
+    for name, limit in _repetition(spec).items():
+        made[name] = {"value": limit, "from": "spec" if spec.repetition_detection else "neutral"}
     made["stop_token_ids"] = {"value": list(_stop_token_ids(spec, eos_token_ids)), "from": origin}
     return made
 
@@ -99,6 +102,13 @@ def _resolved(name: str, spec: SamplingSpec, generation_config: Mapping[str, obj
 
 def _stop_token_ids(spec: SamplingSpec, eos_token_ids: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted({*spec.stop_token_ids, *eos_token_ids}))
+
+
+def _repetition(spec: SamplingSpec) -> dict[str, int]:
+    """The fields of `Sampling` for the engine's own detector; zeros: it is off."""
+    given = spec.repetition_detection.model_dump() if spec.repetition_detection else {}
+    names = ("max_pattern_tokens", "min_pattern_tokens", "min_count")
+    return {f"repetition_{name}": given.get(name, 0) for name in names}
 
 
 def _drawn(mix: Sequence[TemperatureShare], row_id: str) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -24,9 +24,12 @@ _GLOB_CHARACTERS = "*?["
 _BLOCK_BYTES = 1 << 20
 
 
-def read_source(spec: SourceSpec) -> Iterator[RawRow]:
-    """The raw rows to plan, shuffled and limited as the spec says. Raises SourceError, also half-way."""
-    rows = _rows_in_order(spec)
+def read_source(spec: SourceSpec, takes: Callable[[RawRow], bool] | None = None) -> Iterator[RawRow]:
+    """The raw rows to plan, shuffled and limited as the spec says. Raises SourceError, also half-way.
+
+    `takes`: leave out rows for which it is false, before any is counted.
+    """
+    rows = filter(takes, _rows_in_order(spec)) if takes else _rows_in_order(spec)
     if spec.shuffle_seed is not None:
         return shuffled(rows, spec.shuffle_seed, spec.limit)
     return islice(rows, spec.limit)
@@ -98,7 +101,9 @@ def _rows_in_order(spec: SourceSpec) -> Iterator[RawRow]:
 def _check_readable(spec: SourceSpec, name: str) -> None:
     if ending(name) is None:
         endings = ", ".join(known_endings())
-        raise SourceError(f"source {spec.name!r}: {name}: unknown ending; regen reads {endings}, each also with .gz")
+        raise SourceError(
+            f"source {spec.name!r}: {name}: unknown ending; regen reads {endings}, each also with .gz or .zst"
+        )
     if not os.access(name, os.R_OK):
         raise SourceError(f"source {spec.name!r}: {name}: no permission to read it")
 

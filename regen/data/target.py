@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from regen.data.profiles import Profile, find_profile, with_reasoning
 from regen.data.template import load_template
 from regen.data.text import canonical_json, digest_of
 from regen.errors import SpecError
@@ -44,6 +45,7 @@ class Target:
 
     `folder` holds config, tokenizer and template files. `commit` is the hub's, or `local:` and a digest over the
     configs and the names, sizes and samples of the weight files. `context_tokens` is None where the config has none.
+    `profile` is the family's, `template_source` the chat template's text.
     """
 
     model: str
@@ -55,20 +57,25 @@ class Target:
     eos_token_ids: tuple[int, ...]
     context_tokens: int | None
     architectures: tuple[str, ...]
+    profile: Profile
+    template_source: str
 
 
 def resolve_target(spec: TargetSpec) -> Target:
     """Find the target, locally or on the hub, and read everything small about it.
 
     Raises SpecError naming `target.model` (or `target.revision`) and what to do: not found, no config, no tokenizer, no
-    chat template.
+    chat template, `target.reasoning` where the template has no switch for it.
     """
     folder, commit = _locate(spec)
     config = _read_json(spec, folder / "config.json")
     if config is None:
         raise SpecError(f"target.model: {spec.model}: {folder} has no config.json, so it is not a model's folder")
+    _require_code_allowed(spec, config, folder)
     generation_config = _read_json(spec, folder / "generation_config.json") or {}
     template = load_template(folder, spec.trust_remote_code, spec.template_kwargs)
+    profile = find_profile(spec, config, template.source)
+    with_reasoning(spec, profile, template.source)  # what cannot be is said now
     return Target(
         model=spec.model,
         folder=folder,
@@ -79,6 +86,8 @@ def resolve_target(spec: TargetSpec) -> Target:
         eos_token_ids=_eos_token_ids(generation_config, config, template.eos_token_id),
         context_tokens=_context_tokens(config),
         architectures=tuple(str(name) for name in config.get("architectures") or ()),
+        profile=profile,
+        template_source=template.source,
     )
 
 
@@ -127,6 +136,16 @@ def _not_found(spec: TargetSpec, error: Exception, is_offline: bool) -> str:
     else:
         where, advice = "as a folder or on the hub", "check the name, your access and the network, or name a folder"
     return f"target.model: {what} was not found {where}: {first_line}. To go on, {advice}."
+
+
+def _require_code_allowed(spec: TargetSpec, config: Mapping[str, Any], folder: Path) -> None:
+    """Said before the tokenizer is tried: its own message does not name the setting."""
+    profile = find_profile(spec, config, template_source="")
+    if profile.needs_remote_code and not spec.trust_remote_code and not (folder / "tokenizer.json").exists():
+        raise SpecError(
+            f"target.trust_remote_code: the tokenizer of {spec.model} (profile {profile.name}) is Python code that"
+            " comes with the model: read it, and set this to true"
+        )
 
 
 def _read_json(spec: TargetSpec, path: Path) -> dict[str, Any] | None:

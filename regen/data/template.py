@@ -15,6 +15,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from regen.data.call_form import CALL_FORMS, PROBE, CallForm
+from regen.data.control_tokens import CONTROL_TOKENS, ControlTokens, Masked
 from regen.data.text import DETAIL_CHARS, printable
 from regen.errors import RowRefused, SpecError
 from regen.records import Stage
@@ -42,12 +44,26 @@ _NO_LENGTH_WARNING = 10**30
 
 
 class TokenizerTemplate:
-    """A loaded tokenizer with its template; made by `load_template`."""
+    """A loaded tokenizer with its template; made by `load_template`.
 
-    def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, object]) -> None:
+    `control_as_text`: control tokens that stand written out in given messages are tokenized as the letters they are.
+    `calls_as_given`: calls reach the template as they are, in whatever form; else in the one that it takes.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        template_kwargs: Mapping[str, object],
+        control_as_text: bool = False,
+        calls_as_given: bool = False,
+    ) -> None:
         self._tokenizer = tokenizer
         self._kwargs = dict(template_kwargs)
         self._turn: AbstractContextManager[object] = nullcontext() if tokenizer.is_fast else threading.Lock()
+        added = tokenizer.added_tokens_decoder.values()
+        self._control = ControlTokens(((token.content, token.special) for token in added), self.source)
+        self._control_as_text = control_as_text
+        self._call_form = None if calls_as_given else self._probed_call_form()
 
     @property
     def source(self) -> str:
@@ -60,25 +76,46 @@ class TokenizerTemplate:
         found = self._tokenizer.eos_token_id
         return found if isinstance(found, int) else None
 
+    @property
+    def vocabulary_size(self) -> int:
+        return len(self._tokenizer)
+
     def render(
         self, messages: tuple[Mapping[str, object], ...], tools_json: str | None, kwargs_json: str | None
     ) -> tuple[int, ...]:
         """Prompt ids for the next assistant turn. The row's kwargs win over the spec's. Raises RowRefused."""
+        return self._rendered(messages, tools_json, kwargs_json, opens_answer=True)
+
+    def render_whole(
+        self, messages: tuple[Mapping[str, object], ...], tools_json: str | None, kwargs_json: str | None
+    ) -> tuple[int, ...]:
+        """Ids of a conversation that ends with an answer, no prompt for another turn behind it. Raises RowRefused."""
+        return self._rendered(messages, tools_json, kwargs_json, opens_answer=False)
+
+    def control_tokens(self, text: str, only_special: bool = False) -> tuple[str, ...]:
+        """The target's control tokens that stand in a text, each once."""
+        return self._control.found(text, only_special)
+
+    def _rendered(
+        self,
+        messages: tuple[Mapping[str, object], ...],
+        tools_json: str | None,
+        kwargs_json: str | None,
+        opens_answer: bool,
+    ) -> tuple[int, ...]:
         _check_content(messages)
-        kwargs = self._kwargs | _row_kwargs(kwargs_json)
-        tools = None if tools_json is None else json.loads(tools_json)
+        messages = tuple(self._as_taken(message) for message in messages)
+        arguments = {
+            "tools": None if tools_json is None else json.loads(tools_json),
+            "add_generation_prompt": opens_answer,
+            **self._kwargs,
+            **_row_kwargs(kwargs_json),
+        }
+        masked = self._control.masked(messages, tools_json or "") if self._control_as_text else None
         try:
             with self._turn:
-                made = self._tokenizer.apply_chat_template(
-                    [dict(message) for message in messages],
-                    tools=tools,
-                    add_generation_prompt=True,
-                    tokenize=True,
-                    return_dict=True,
-                    **kwargs,
-                )
-            ids = tuple(made["input_ids"])
-        except (KeyboardInterrupt, SystemExit):
+                ids = self._ids(messages, arguments) if masked is None else self._ids_of_pieces(masked, arguments)
+        except (KeyboardInterrupt, SystemExit, RowRefused):
             raise
         except BaseException as error:  # a panic inside the tokenizer's Rust code is not an Exception
             raise RowRefused(Stage.RENDER, TEMPLATE_REFUSED, _detail(error)) from error
@@ -86,15 +123,91 @@ class TokenizerTemplate:
             raise RowRefused(Stage.RENDER, TEMPLATE_REFUSED, "the template yields an empty prompt")
         return ids
 
+    def _as_taken(self, message: Mapping[str, object]) -> Mapping[str, object]:
+        """Calls as the template takes them, however they are given."""
+        calls, form = message.get("tool_calls"), self._call_form
+        if form is None or not isinstance(calls, list):
+            return message
+        content = message["content"] or (None if form.without_content else "")
+        return {**message, "content": content, "tool_calls": [form.of(call) for call in calls]}
+
+    def _probed_call_form(self) -> CallForm:
+        """The first form in which the template writes a call's name and arguments, the latter not quoted once more.
+
+        Text comes first: those are the target's own words. Others take objects: of text they make a quoted string, or
+        raise. Some leave out the calls of an answer that has any content, be it empty.
+        """
+        for form in CALL_FORMS:
+            message = {"role": "assistant", "content": None if form.without_content else "", "tool_calls": [PROBE]}
+            try:
+                made = self._tokenizer.apply_chat_template(
+                    [{"role": "user", "content": "?"}, {**message, "tool_calls": [form.of(PROBE)]}],
+                    tokenize=False,
+                    **self._kwargs,
+                )
+            except Exception:  # templates raise what they like; one that does not take this may take another
+                continue
+            if form.is_written(made):
+                return form
+        return CallForm()
+
+    def _ids(self, messages: tuple[Mapping[str, object], ...], arguments: Mapping[str, object]) -> tuple[int, ...]:
+        made = self._tokenizer.apply_chat_template(
+            [dict(message) for message in messages], tokenize=True, return_dict=True, **arguments
+        )
+        return tuple(made["input_ids"])
+
+    def _ids_of_pieces(self, masked: Masked, arguments: Mapping[str, object]) -> tuple[int, ...]:
+        """Rendered as text, then tokenized piece by piece. Refused where the tokenizer does not give the text back."""
+        made = self._tokenizer.apply_chat_template(
+            [dict(message) for message in masked.messages], tokenize=False, **arguments
+        )
+        pieces = masked.pieces(made)
+        ids = [id_ for text, is_literal in pieces for id_ in self._piece_ids(text, is_literal)]
+        again = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if again != "".join(text for text, _ in pieces):
+            detail = f"this tokenizer cannot write {masked.literals[0]} as text"
+            raise RowRefused(Stage.RENDER, CONTROL_TOKENS, detail)
+        return tuple(ids)
+
+    def _piece_ids(self, text: str, is_literal: bool) -> list[int]:
+        """A literal is cut until no part of it is a control token."""
+        if is_literal and len(text) > 1 and self._control.found(text, only_special=False):
+            cut = len(text) // 2
+            return self._piece_ids(text[:cut], True) + self._piece_ids(text[cut:], True)
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
     def decode(self, token_ids: tuple[int, ...]) -> str:
         """Text without special tokens: a view of the ids."""
         with self._turn:
             text = self._tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text)
 
+    def text_with_special_tokens(self, token_ids: tuple[int, ...]) -> str:
+        """Every id as text, end-of-turn and other control tokens too."""
+        with self._turn:
+            return str(self._tokenizer.decode(list(token_ids), clean_up_tokenization_spaces=False))
 
-def load_template(folder: Path, trust_remote_code: bool, template_kwargs: Mapping[str, object]) -> TokenizerTemplate:
-    """Load tokenizer and template from a local folder; no weights, no network.
+    def reencoded(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """The ids that the text of these ids (special tokens included) is encoded to: often others than these."""
+        text = self.text_with_special_tokens(token_ids)
+        with self._turn:
+            return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer itself, for what reads answers with it. It must not be changed."""
+        return self._tokenizer
+
+
+def load_template(
+    folder: Path,
+    trust_remote_code: bool,
+    template_kwargs: Mapping[str, object],
+    control_as_text: bool = False,
+    calls_as_given: bool = False,
+) -> TokenizerTemplate:
+    """Load tokenizer and template from a local folder; no weights, no network. The last two: `TokenizerTemplate`.
 
     Raises SpecError: the tokenizer cannot be loaded, there is no chat template, or a template kwarg is regen's own.
     """
@@ -110,7 +223,7 @@ def load_template(folder: Path, trust_remote_code: bool, template_kwargs: Mappin
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
     tokenizer.model_max_length = _NO_LENGTH_WARNING
-    return TokenizerTemplate(tokenizer, template_kwargs)
+    return TokenizerTemplate(tokenizer, template_kwargs, control_as_text, calls_as_given)
 
 
 def _load_tokenizer(folder: Path, trust_remote_code: bool) -> Any:

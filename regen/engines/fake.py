@@ -214,7 +214,17 @@ class FakeEngine:
         return random.Random(hashlib.blake2b(text.encode("ascii")).digest())
 
     def _answer(self, request: GenerationRequest, draw: random.Random) -> tuple[tuple[int, ...], FinishReason]:
-        """An answer of lognormal length, the closing id included, cut at the cap."""
+        """The scripted answer, else one of lognormal length; the closing id included, cut at the cap."""
+        if (scripted := self._scripted(request.prompt_token_ids)) is not None:
+            is_cut = len(scripted) >= request.cap
+            return (
+                (scripted[: request.cap], FinishReason.LENGTH)
+                if is_cut
+                else (
+                    (*scripted, self._spec.end_token_id),
+                    FinishReason.STOP,
+                )
+            )
         length = self._length(draw)
         words = list(self._words(draw, min(length, request.cap)))
         if self._strike("garbage"):
@@ -224,6 +234,13 @@ class FakeEngine:
         if length >= request.cap:
             return tuple(words), FinishReason.LENGTH
         return (*words, self._spec.end_token_id), FinishReason.STOP
+
+    def _scripted(self, prompt: tuple[int, ...]) -> tuple[int, ...] | None:
+        for answer in self._spec.answers:
+            wanted = tuple(answer.prompt_ids)
+            if any(prompt[start : start + len(wanted)] == wanted for start in range(len(prompt) - len(wanted) + 1)):
+                return tuple(answer.ids)
+        return None
 
     def _words(self, draw: random.Random, count: int) -> tuple[int, ...]:
         first, last = self._spec.vocabulary

@@ -25,6 +25,7 @@ from regen.records import (
     EngineInfo,
     FinishReason,
     GenerationRequest,
+    Sampling,
     Stage,
     TokenScore,
 )
@@ -294,6 +295,20 @@ def _sampling_params(request: GenerationRequest) -> Any:
         output_kind=RequestOutputKind.DELTA,
         stream_interval=PROGRESS_TOKENS,
         skip_clone=True,
+        repetition_detection=_repetition_detection(sampling),
+    )
+
+
+def _repetition_detection(sampling: Sampling) -> Any:
+    """None: vLLM does not look for repeated patterns."""
+    from vllm.sampling_params import RepetitionDetectionParams
+
+    if not sampling.repetition_max_pattern_tokens:
+        return None
+    return RepetitionDetectionParams(
+        max_pattern_size=sampling.repetition_max_pattern_tokens,
+        min_pattern_size=sampling.repetition_min_pattern_tokens,
+        min_count=sampling.repetition_min_count,
     )
 
 

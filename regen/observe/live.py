@@ -79,9 +79,9 @@ class ProgressLine(AbstractContextManager["ProgressLine"]):
         self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def _line(self, status: CoordinatorStatus) -> str:
-        progress = self._pace.progress(status.planned - status.totals.done)
+        progress = self._pace.progress(status.left)
         parts = [
-            f"{status.phase.value}: {status.totals.done:,} of {status.planned:,} rows committed",
+            f"{status.phase.value}: {status.planned - status.left:,} of {status.planned:,} rows committed",
             f"{status.uncommitted_rows:,} finished",
             f"{status.in_flight:,} in flight",
         ]

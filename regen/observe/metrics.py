@@ -19,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from regen.errors import UserError
-from regen.records import CoordinatorStatus, Phase, ReplicaState, Status
+from regen.records import CoordinatorStatus, Label, Phase, ReplicaState, Status
 
 LABEL_LENGTH = 100
 
@@ -67,6 +67,18 @@ def _rows_done(snapshot: Snapshot) -> Iterator[Sample]:
             yield (_label(source), status.value), outcomes.get((source, status), 0)
 
 
+def _rows_by_replica(snapshot: Snapshot) -> Iterator[Sample]:
+    for slot in sorted(snapshot.status.replicas):
+        for status in Status:
+            yield (str(slot), status.value), snapshot.status.totals.replicas.get((slot, status), 0)
+
+
+def _labelled(snapshot: Snapshot) -> Iterator[Sample]:
+    for source in snapshot.planned:
+        for label in Label:
+            yield (_label(source), label.value), snapshot.status.totals.labels.get((source, label), 0)
+
+
 def _replica_accept_length(stats: Any) -> float:
     acceptance = stats.counters.acceptance
     return (acceptance.accept_length or 0.0) if acceptance else 0.0
@@ -92,6 +104,20 @@ SERIES: tuple[Series, ...] = (
         lambda snapshot: [((_label(source),), count) for source, count in snapshot.planned.items()],
     ),
     Series("regen_rows_done", Kind.COUNTER, "Committed rows by outcome.", ("source", "status"), _rows_done),
+    Series(
+        "regen_replica_rows_done",
+        Kind.COUNTER,
+        "Committed rows by the replica that made them and outcome.",
+        ("replica", "status"),
+        _rows_by_replica,
+    ),
+    Series(
+        "regen_generations_labelled",
+        Kind.COUNTER,
+        "Committed assistant turns by what is said of them: cut, looping, empty, out of format.",
+        ("source", "label"),
+        _labelled,
+    ),
     Series(
         "regen_rows_in_flight",
         Kind.GAUGE,

@@ -42,6 +42,14 @@ class SourceFacts(Protocol):
     def longest_prompt_tokens(self) -> int: ...
     @property
     def turns(self) -> int: ...
+    @property
+    def native(self) -> int: ...
+    @property
+    def changed(self) -> int: ...
+    @property
+    def eval_rows(self) -> int: ...
+    @property
+    def left_out(self) -> Mapping[str, int]: ...
 
 
 class FindingFacts(Protocol):
@@ -87,30 +95,31 @@ def acceptance_table(title: str, rows: Iterable[tuple[str, Acceptance]]) -> Tabl
 
 
 def plan_table(sources: Sequence[SourceFacts], digest: str) -> Group:
-    """One line a source: rows, accepted, rejected, tokens of first prompts; below it the reasons, and the digest."""
+    """One line a source: rows, accepted, rejected, changed by a policy, turns and tokens of first prompts.
+
+    Below it the reasons and changes, what is not in the plan, and the digest. `native` rows are among the accepted.
+    """
     table = _left("Plan")
     table.add_column("source", overflow="fold")
-    for name in ("rows", "accepted", "rejected", "turns", "prompt tokens", "longest"):
+    for name in ("rows", "accepted", "native", "rejected", "changed", "turns", "prompt tokens", "longest"):
         table.add_column(name, justify="right")
-    for source in sources:
-        table.add_row(
-            Text(source.name),
-            *_numbers(source.rows, source.accepted, source.rows - source.accepted, source.turns),
-            *_numbers(source.prompt_tokens, source.longest_prompt_tokens),
-        )
+    lines = [_plan_numbers(source) for source in sources]
+    for source, numbers in zip(sources, lines, strict=True):
+        table.add_row(Text(source.name), *_numbers(*numbers))
     table.add_section()
-    rows, accepted = sum(source.rows for source in sources), sum(source.accepted for source in sources)
-    table.add_row(
-        "all",
-        *_numbers(rows, accepted, rows - accepted, sum(source.turns for source in sources)),
-        *_numbers(
-            sum(source.prompt_tokens for source in sources),
-            max((source.longest_prompt_tokens for source in sources), default=0),
-        ),
-    )
+    columns = list(zip(*lines, strict=True)) or [(0,)] * 8
+    table.add_row("all", *_numbers(*map(sum, columns[:-1]), max(columns[-1])))
     reasons = [line for source in sources for line in _rejected(source)]
     notes = [f"{source.name}: changed: {_counts(source.notes)}" for source in sources if source.notes]
-    return Group(table, *map(_plain, [*reasons, *notes, f"plan digest {digest}"]))
+    left_out = [f"{source.name}: not in the plan: {_counts(source.left_out)}" for source in sources if source.left_out]
+    splits = [f"{source.name}: split: {source.eval_rows:,} eval rows" for source in sources if source.eval_rows]
+    return Group(table, *map(_plain, [*reasons, *notes, *left_out, *splits, f"plan digest {digest}"]))
+
+
+def _plan_numbers(source: SourceFacts) -> tuple[int, ...]:
+    rejected = source.rows - source.accepted
+    counts = (source.rows, source.accepted, source.native, rejected, source.changed, source.turns)
+    return (*counts, source.prompt_tokens, source.longest_prompt_tokens)
 
 
 def totals_table(planned: int, totals: Totals) -> Group:

@@ -82,6 +82,8 @@ async def _answer(
 
 
 def _request(number: int, generation: Generation) -> GenerationRequest:
+    assert generation.sampling is not None, "rows that pass through are in no journal"
+    assert generation.cap is not None
     return GenerationRequest(
         request_id=f"again-{number}",
         prompt_token_ids=generation.prompt_token_ids,

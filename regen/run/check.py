@@ -38,6 +38,8 @@ class Checked:
             "journal_files": found.journal_files if found else None,
             "shards": found.shards if found else None,
             "shards_planned": found.shards_planned if found else None,
+            "shards_outdated": found.shards_outdated if found else None,
+            "reopened": found.reopened if found else None,
             "findings": [
                 {"code": finding.code.value, "where": finding.where, "message": finding.message}
                 for finding in self.findings
@@ -55,6 +57,10 @@ class Checked:
         total = sum(found.outcomes.values())
         files = f"{found.journal_files:,} journal files, {found.shards:,} of {found.shards_planned:,} shards"
         files += "" if found.shards == found.shards_planned else " (regen seal writes the others)"
+        if found.shards_outdated:
+            files += f" ({found.shards_outdated:,} are older than a retry: regen seal writes them anew)"
+        if found.reopened:
+            files += f", {found.reopened:,} rows opened again and not made yet"
         return f"planned {found.planned:,} == {total:,} outcomes; {files}; every id, count and digest read again"
 
 

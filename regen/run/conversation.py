@@ -1,8 +1,9 @@
-"""One leased conversation becomes one finished row: render, generate, append, for every turn.
+"""One leased conversation becomes one finished row: render, generate, read the answer, append, for every turn.
 
-Guarantees: each turn is built on the history that the target itself has produced; system messages stay; a refusal or an
-empty answer costs the rest of this conversation only, and earlier turns are kept and labelled. What is written is what
-the engine saw and sampled: ids first, text as a view of them.
+Guarantees: each turn is built on the history that the target itself has produced, its own calls of tools included;
+recorded results are fed back only to calls that they answer; system messages stay; a refusal or a bad answer costs the
+rest of this conversation only, and earlier turns are kept and labelled. What is written is what the engine saw and
+sampled: ids first, text as a view of them.
 """
 
 from __future__ import annotations
@@ -10,25 +11,24 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from regen.data.sampling import effective_sampling, row_seed
+from regen.data.template_messages import template_messages
 from regen.errors import RowRefused
-from regen.protocols import ChatTemplate, Engine
+from regen.protocols import AnswerParser, ChatTemplate, Engine
 from regen.records import (
     Completion,
     Conversation,
-    FinishReason,
     Generation,
     GenerationRequest,
     Lease,
     Message,
     Observed,
     ObservedGeneration,
-    Origin,
     OutputRow,
     PlannedRow,
     Role,
@@ -36,20 +36,15 @@ from regen.records import (
     Stage,
     Status,
 )
-from regen.run.setup import RunSetup, WorkerSetup
+from regen.run.labels import Outcome, outcome_of
+from regen.run.reading import Reader, effective_template_kwargs
+from regen.run.setup import WorkerSetup
 from regen.run.stall import StallClock
+from regen.run.tool_results import matched_results
 
 T = TypeVar("T")
 
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a conversation ended, besides what it contains."""
-
-    status: Status
-    stage: Stage | None = None
-    reason: str | None = None
-    detail: str | None = None
+NO_TOOL_CALL, TOOL_CALL_UNMATCHED = "no_tool_call", "tool_call_unmatched"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +57,37 @@ class Ending:
     outcome: Outcome
 
 
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A turn of the target. `given` came since the turn before, `expected_before` are the recorded calls of that one.
+
+    Turns count from 0.
+    """
+
+    turn: int
+    given: tuple[Message, ...]
+    expected_before: str | None
+
+
 class Regenerator:
-    """Makes rows with one engine and one template. Rendering runs in `executor`, off the event loop."""
+    """Makes rows with one engine and one template. Rendering and reading run in `executor`, off the event loop."""
 
     def __init__(
         self,
         setup: WorkerSetup,
         engine: Engine,
         template: ChatTemplate,
+        parser: AnswerParser | None,
         executor: Executor,
         max_model_len: int,
         stall: StallClock,
     ) -> None:
+        """Without a `parser` the whole text of an answer is its content."""
         self._stall = stall
         self._setup = setup
         self._engine = engine
         self._template = template
+        self._reader = Reader(setup, template, parser)
         self._executor = executor
         self._max_model_len = max_model_len
 
@@ -103,39 +113,69 @@ class Regenerator:
             stage=ending.outcome.stage,
             reason=ending.outcome.reason,
             detail=ending.outcome.detail,
+            split=row.split,
         )
 
     async def first_request(self, row: PlannedRow) -> GenerationRequest:
         """What this row's first turn asks of the engine. Raises RowRefused."""
         conversation = row.conversation
         assert conversation is not None, "refused rows are never asked for"
-        turn, given = next(_turns(conversation))
-        return await self._request(Lease(row, 0, 0), conversation, tuple(given), turn)
+        slot = next(_slots(conversation))
+        return await self._request(Lease(row, 0, 0), conversation, slot.given, slot.turn)
 
     async def _converse(self, lease: Lease, conversation: Conversation, on_tokens: Callable[[int], None]) -> Ending:
         history: list[Message] = []
         generations: list[Generation] = []
         seen: list[ObservedGeneration] = []
-        outcome = Outcome(Status.OK)
-        for turn, given in _turns(conversation):
+        outcome: Outcome | None = None
+        for slot in _slots(conversation):
+            given = self._answered(history, slot)
+            if isinstance(given, Outcome):
+                outcome = given
+                break
             history.extend(given)
             try:
-                request = await self._request(lease, conversation, tuple(history), turn)
+                request = await self._request(lease, conversation, tuple(history), slot.turn)
                 self._stall.submitted(lease.row.ordinal, time.monotonic())
                 completion = await self._engine.generate(request, on_tokens)
-                generation = await self._generation(turn, request, completion)
+                generation = await self._off_loop(
+                    self._reader.turn, slot.turn, request, completion, conversation, tuple(history)
+                )
             except RowRefused as refusal:
                 outcome = _refused(refusal, generations)
                 break
             generations.append(generation)
-            seen.append(_observed(turn, completion))
-            ended = _judge(generation, turn)
-            if ended is None or ended.status is Status.TRUNCATED:
-                history.append(Message(Role.ASSISTANT, generation.content, generation.reasoning))
-            if ended is not None:
-                outcome = ended
+            seen.append(_observed(slot.turn, completion))
+            outcome = outcome_of(generation.labels, slot.turn, request.cap)
+            if outcome is None or outcome.status is Status.TRUNCATED:
+                history.append(
+                    Message(Role.ASSISTANT, generation.content, generation.reasoning, generation.tool_calls_json)
+                )
+            if outcome is not None:
                 break
-        return Ending(tuple(history), tuple(generations), tuple(seen), outcome)
+        return Ending(tuple(history), tuple(generations), tuple(seen), outcome or Outcome(Status.OK))
+
+    def _answered(self, history: Sequence[Message], slot: Slot) -> tuple[Message, ...] | Outcome:
+        """What is given before this turn, recorded results under the target's own calls; or how the conversation ends.
+
+        A call that nobody answers ends it too: the user's next words would follow an open call.
+        """
+        results = tuple(message for message in slot.given if message.role is Role.TOOL)
+        calls = history[-1].tool_calls_json if slot.turn else None
+        if not results and calls is None:
+            return slot.given
+        if calls is None:
+            return self._unanswered(NO_TOOL_CALL, slot, f"{len(results)} recorded results and no call of the target")
+        matched = matched_results(calls, slot.expected_before, results, self._setup.run.spec.policies.tool_results)
+        if matched is None:
+            detail = f"calls of {_names(calls)}, recorded results of {_names(slot.expected_before) or 'none'}"
+            return self._unanswered(TOOL_CALL_UNMATCHED, slot, detail)
+        return (*matched, *(message for message in slot.given if message.role is not Role.TOOL))
+
+    def _unanswered(self, reason: str, slot: Slot, detail: str) -> Outcome:
+        if self._setup.answers.tool_parser is None:
+            detail += " (target.tool_parser is none: calls are not looked for)"
+        return Outcome(Status.PARTIAL, Stage.GENERATE, reason, f"turn {slot.turn - 1}: {detail}")
 
     async def _request(
         self, lease: Lease, conversation: Conversation, history: tuple[Message, ...], turn: int
@@ -157,80 +197,40 @@ class Regenerator:
 
     def _sampling(self, lease: Lease) -> Sampling:
         setup = self._setup
-        overrides = lease.row.conversation.sampling if lease.row.conversation else {}
+        own = lease.row.conversation.sampling if lease.row.conversation else {}
+        overrides = {**own, **lease.sampling}
         return effective_sampling(
             setup.run.spec.sampling, setup.generation_config, setup.eos_token_ids, lease.row.row_id, overrides
         )
 
     def _render(self, conversation: Conversation, history: tuple[Message, ...]) -> tuple[int, ...]:
-        messages = tuple({"role": message.role.value, "content": message.content} for message in history)
-        return self._template.render(messages, conversation.tools_json, conversation.template_kwargs_json)
-
-    async def _generation(self, turn: int, request: GenerationRequest, completion: Completion) -> Generation:
-        text = await self._off_loop(self._template.decode, completion.token_ids)
-        return Generation(
-            turn=turn,
-            origin=Origin.TARGET,
-            prompt_token_ids=request.prompt_token_ids,
-            completion_token_ids=completion.token_ids,
-            text=text,
-            content=_without_stop_string(text, completion, request.sampling),
-            finish_reason=completion.finish_reason,
-            stop_reason=completion.stop_reason,
-            sampling=request.sampling,
-            cap=request.cap,
-            seed=request.seed,
+        return self._template.render(
+            template_messages(history), conversation.tools_json, conversation.template_kwargs_json
         )
 
     async def _off_loop(self, work: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work, *arguments)
 
 
-def effective_template_kwargs(run: RunSetup, conversation: Conversation) -> str | None:
-    """What the template was given besides the messages, as JSON text: the spec's, the row's own winning."""
-    own = json.loads(conversation.template_kwargs_json) if conversation.template_kwargs_json else {}
-    kwargs = {**run.spec.target.template_kwargs, **own}
-    return json.dumps(kwargs, sort_keys=True) if kwargs else None
-
-
-def _turns(conversation: Conversation) -> Iterator[tuple[int, list[Message]]]:
-    """(turn, messages given since the turn before) for each slot, turns counted from 0."""
+def _slots(conversation: Conversation) -> Iterator[Slot]:
     given: list[Message] = []
-    turn = 0
+    turn, expected = 0, None
     for message in conversation.messages:
-        if message.role is Role.ASSISTANT:
-            yield turn, given
-            given, turn = [], turn + 1
-        else:
+        if not message.is_slot:
             given.append(message)
+            continue
+        yield Slot(turn, tuple(given), expected)
+        given, turn, expected = [], turn + 1, message.expected_calls_json
 
 
-def _judge(generation: Generation, turn: int) -> Outcome | None:
-    """None: a good turn, go on. A cut answer is kept as the last message; an empty one is not."""
-    if generation.finish_reason is FinishReason.LENGTH:
-        return Outcome(Status.TRUNCATED, Stage.GENERATE, "cap", f"turn {turn}: cut at {generation.cap} tokens")
-    if generation.finish_reason is FinishReason.REPETITION:
-        return _bad_turn(turn, "repetition")
-    if not generation.content.strip():
-        return _bad_turn(turn, "empty_answer")
-    return None
-
-
-def _bad_turn(turn: int, reason: str) -> Outcome:
-    status = Status.PARTIAL if turn else Status.DEGENERATE
-    return Outcome(status, Stage.GENERATE, reason, f"turn {turn}")
+def _names(calls_text: str | None) -> str:
+    """Which tools are called, for people."""
+    return ", ".join(call["function"]["name"] for call in json.loads(calls_text or "[]"))
 
 
 def _refused(refusal: RowRefused, generations: list[Generation]) -> Outcome:
     status = Status.PARTIAL if generations else Status.REJECTED
     return Outcome(status, Stage(refusal.stage), refusal.reason, refusal.detail)
-
-
-def _without_stop_string(text: str, completion: Completion, sampling: Sampling) -> str:
-    """The engine samples a stop string before it stops at it: it is in the ids, and no part of the answer."""
-    if completion.stop_reason in sampling.stop:
-        return text[: text.rfind(completion.stop_reason)]
-    return text
 
 
 def _observed(turn: int, completion: Completion) -> ObservedGeneration:

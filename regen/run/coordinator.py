@@ -56,6 +56,7 @@ from regen.store.control import Claim, Record, Released, ReleaseReason
 from regen.store.holder import Holder, HolderState, write_holder
 from regen.store.journal import Journal
 from regen.store.machine import machine_identity, process_exists
+from regen.store.reopened import Reopened
 from regen.store.replay import Replayed
 from regen.store.storage import open_storage
 
@@ -84,6 +85,7 @@ class _OpenRun:
     speculation: SpeculationControl
     totals_at_start: Totals
     is_restart: bool
+    reopened: Reopened
     pace: Pace = field(default_factory=Pace)
     warmup: tuple[PlannedRow, ...] | None = None
     _totals: tuple[int, Totals] | None = None
@@ -216,24 +218,27 @@ class Coordinator:
         storage = self._storage = open_storage(self._setup.run_url)
         plan = await self._patience(lambda: open_plan(storage))
         journal = Journal(storage, self._setup.session, plan.count)
-        replayed = await self._patience(lambda: journal.replay(plan.refused()))
+        replayed = await self._patience(lambda: journal.replay(plan.settled()))
         is_restart = replayed.newest_claim is not None and replayed.newest_claim.session == self._setup.session
         self._refuse_newcomer(replayed, is_restart)
         take = journal.resume_own if is_restart else journal.claim
         await self._patience(lambda: take(self._claim()))
         await self._patience(storage.sweep)
+        reopened = await asyncio.to_thread(journal.reopened)
         schedule = Schedule(
-            journal.done,
+            journal.done - reopened.pending,
             self._spec.limits.attempts,
             expected_slots=range(self._spec.engine.replicas) if is_restart else (),
             adopt_until=time.monotonic() + ADOPTION_SECONDS,
         )
-        publisher = Publisher(journal, schedule, self._spec.checkpoint, self._patience)
+        publisher = Publisher(journal, schedule, self._spec.checkpoint, self._patience, self._setup.session)
         if unwritten := self._unwritten(replayed):
             await publisher.write(unwritten)
         speculation = SpeculationControl(self._setup, replayed.records)
         by_source = {source.name: source.rows for source in plan.summary.sources}
-        return _OpenRun(plan, by_source, journal, schedule, publisher, speculation, journal.totals, is_restart)
+        return _OpenRun(
+            plan, by_source, journal, schedule, publisher, speculation, journal.totals, is_restart, reopened
+        )
 
     def _refuse_newcomer(self, replayed: Replayed, is_restart: bool) -> None:
         """Somebody may have begun this run after our start had looked for a holder: it is theirs then."""
@@ -364,6 +369,7 @@ class Coordinator:
 
     def _take_in(self, run: _OpenRun, slot: int, table: pa.Table, accepted: frozenset[int]) -> None:
         kept = [index for index, ordinal in enumerate(ordinals(table)) if ordinal in accepted]
+        kept = [index for index in kept if not self._is_fruitless(run, table, index)]
         if kept:
             table = table if len(kept) == table.num_rows else table.take(kept)
             run.publisher.add(table)
@@ -372,6 +378,16 @@ class Coordinator:
             for seen in rows.seen_generations(table) if run.speculation.is_on else ():
                 if seen.status is not Status.DEGENERATE:  # a loop is easy to draft, and tells nothing
                     run.speculation.generation(slot, seen.source, seen.prompt_tokens, seen.acceptance)
+
+    def _is_fruitless(self, run: _OpenRun, table: pa.Table, index: int) -> bool:
+        """A retry that was refused has no answer: the row keeps the one that it has, and this is noted."""
+        ordinal, round_, status, reason = (
+            table.column(name)[index].as_py() for name in ("ordinal", "round", "status", "reason")
+        )
+        if not round_ or status != Status.REJECTED:
+            return False
+        run.publisher.end_retry(ordinal, round_, status, reason or "")
+        return True
 
     async def _leases(
         self, run: _OpenRun, worker: WorkerId, grants: Sequence[Grant], command: Command
@@ -388,7 +404,10 @@ class Coordinator:
         except StoreUnavailable:
             run.schedule.take_back(worker, [grant.ordinal for grant in grants])
             return ()
-        return tuple(Lease(row, 0, grant.attempt) for row, grant in zip(planned, grants, strict=True))
+        return tuple(
+            Lease(row, run.reopened.round_of(row.ordinal), grant.attempt, run.reopened.sampling_of(row.ordinal))
+            for row, grant in zip(planned, grants, strict=True)
+        )
 
     async def _warmup_rows(self, run: _OpenRun) -> tuple[PlannedRow, ...] | None:
         """Rows of the plan to warm up with, spread over it: fewer where little is left to do."""
@@ -402,16 +421,20 @@ class Coordinator:
         return run.warmup
 
     async def _spread_rows(self, run: _OpenRun, wanted: int) -> tuple[PlannedRow, ...]:
-        """Twice as many are looked at, since some are refused or pass through."""
+        """Twice as many are looked at, since some are settled by the plan."""
         step = max(1, run.plan.count // (2 * wanted))
         planned = await self._planned(run, range(0, run.plan.count, step)[: 2 * wanted])
-        usable = [row for row in planned if row.conversation is not None and row.refusal is None]
+        usable = [row for row in planned if row.settled is None]
         return tuple(usable[:: max(1, len(usable) // wanted)][:wanted])
 
     async def _write_down_exhausted(self, run: _OpenRun) -> None:
         """Rows whose attempts are used up become finished rows; with the store away they wait."""
         while self._exhausted:
             exhausted, worker = self._exhausted[0]
+            if round_ := run.reopened.round_of(exhausted.ordinal):
+                run.publisher.end_retry(exhausted.ordinal, round_, Status.FAILED, exhausted.reason)
+                self._exhausted.pop(0)
+                continue
             try:
                 (planned,) = await self._planned(run, [exhausted.ordinal])
             except StoreUnavailable:
@@ -434,6 +457,7 @@ class Coordinator:
             incarnation=self._incarnation,
             phase=self._phase,
             planned=run.plan.count if run else 0,
+            left=run.schedule.left if run else 0,
             totals=run.totals if run else Totals(),
             in_flight=run.schedule.in_flight if run else 0,
             uncommitted_rows=run.publisher.uncommitted_rows if run else 0,

@@ -181,7 +181,7 @@ def _regenerator(setup: WorkerSetup, executor: ThreadPoolExecutor, info: EngineI
     target = setup.run.spec.target
     template = load_template(Path(setup.model_folder), target.trust_remote_code, target.template_kwargs)
     clock = StallClock(setup.run.spec.engine.stall_timeout_seconds)
-    return Regenerator(setup, engine, template, executor, info.max_model_len, clock)
+    return Regenerator(setup, engine, template, None, executor, info.max_model_len, clock)
 
 
 def _rows() -> list[PlannedRow]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Protocol
 
-from regen.errors import RegenError
+from regen.errors import RegenError, UserError
 from regen.records import CoordinatorStatus, Left, Phase, WorkerId
 from regen.run.setup import Assignment, RunSetup, WorkerSetup
 
@@ -144,7 +144,8 @@ class Driver:
                 await self._end_without_replicas(coordinator, replicas, without_replicas_since)
             self._wake.clear()
             with suppress(TimeoutError):  # a drain is passed on at once: without our own grace, Ray gives 3 s in all
-                await asyncio.wait_for(self._wake.wait(), POLL_SECONDS)
+                async with asyncio.timeout(POLL_SECONDS):
+                    await self._wake.wait()
 
     async def _keep_replica(self, coordinator: CoordinatorHandle, slot: int) -> None:
         """One slot: an engine after another until one is told to stop. Raises when its restarts are used up."""
@@ -160,11 +161,12 @@ class Driver:
                 if await worker.run() is Left.STOPPED:
                     return
             except Exception as error:  # whatever it is, it is this replica's end, and must be heard of
-                if assignment.is_trial and trials_left and self._drain_until is None:
+                is_final = self._drain_until is not None or isinstance(error, UserError)
+                if assignment.is_trial and trials_left and not is_final:
                     trials_left -= 1
                     self._say(f"replica {slot}, tried with {assignment.arm}: {type(error).__name__}: {error}")
                     continue
-                left = 0 if self._drain_until is not None else left
+                left = 0 if is_final else left
                 self._say(f"replica {slot} is gone: {type(error).__name__}: {error}; restarts left: {left}")
                 if not left:
                     lost = True

@@ -187,10 +187,10 @@ def _say_other_engine(record: RunRecord, spec: RunSpec, say: Say) -> None:
 
 
 def _stored(row: OutputRow) -> Iterator[Stored]:
-    """The target's own answers that did not loop."""
+    """The target's own answers that are answers."""
     seen = {one.turn: one.acceptance for one in row.observed.generations}
     for made in row.generations:
-        if made.origin is Origin.TARGET and made.finish_reason is not FinishReason.REPETITION:
+        if made.origin is Origin.TARGET and not any(label.is_degenerate for label in made.labels):
             yield Stored(row.source, made, row.observed.draft, row.observed.engine, seen.get(made.turn))
 
 
@@ -205,7 +205,7 @@ def _evaluation(
         speculation=speculation,
         engine=info,
         rows=rows,
-        temperature=max(one.generation.sampling.temperature for one in stored),
+        temperature=max(one.generation.sampling.temperature for one in stored if one.generation.sampling),
         recorded_by=dict(Counter((one.draft, one.engine) for one in stored).most_common()),
         unanswered=dict(Counter(_reason(result) for result in results if not isinstance(result, Completion))),
         degenerate=len(answered) - len(whole),

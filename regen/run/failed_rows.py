@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from regen.records import Observed, OutputRow, PlannedRow, Role, Stage, Status, WorkerId
-from regen.run.conversation import effective_template_kwargs
+from regen.run.reading import effective_template_kwargs
 from regen.run.schedule import Exhausted
 from regen.run.setup import RunSetup
 
@@ -29,4 +29,5 @@ def failed_row(planned: PlannedRow, exhausted: Exhausted, worker: WorkerId, setu
         stage=Stage.GENERATE,
         reason=exhausted.reason,
         detail=exhausted.detail,
+        split=planned.split,
     )

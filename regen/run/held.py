@@ -36,7 +36,7 @@ def replayed_run(storage: Storage) -> Replayed | None:
     if read_summary(storage) is None:
         return None
     plan = open_plan(storage)
-    return replay(storage, plan.count, plan.refused())
+    return replay(storage, plan.count, plan.settled())
 
 
 def _await_orphan(holder: Holder | None) -> None:

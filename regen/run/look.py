@@ -12,7 +12,7 @@ from regen.data.plan_summary import SourceSummary
 from regen.protocols import Storage
 from regen.records import Status, Totals
 from regen.run.record import require_record
-from regen.store.control import Record, SpeculationDecided
+from regen.store.control import Record, RetriesEnded, SpeculationDecided
 from regen.store.holder import Holder, HolderState, read_holder
 from regen.store.replay import replay
 
@@ -24,8 +24,9 @@ class Look:
     """A run as its folder shows it. `planned` is None until it is planned.
 
     `reasons` are of rows without a good answer, by status and reason, the plan's refusals among them. `holder` is what
-    the last session wrote of itself: a killed one still says that it is running, and its beat stands still.
-    `decisions` are the latest about speculation, as sentences with their time.
+    the last session wrote of itself: a killed one still says that it is running, and its beat stands still. `reopened`
+    rows are wanted once more; `retries_ended` were made again without an answer, and kept what they had. `decisions`
+    are the latest about speculation, as sentences with their time.
     """
 
     name: str
@@ -37,10 +38,12 @@ class Look:
     commits: int
     holder: Holder | None
     decisions: tuple[str, ...] = ()
+    reopened: int = 0
+    retries_ended: int = 0
 
     @property
     def is_finished(self) -> bool:
-        return self.totals.done == self.planned
+        return self.totals.done == self.planned and not self.reopened
 
     @property
     def has_ended(self) -> bool:
@@ -58,7 +61,11 @@ class Look:
             "done": self.totals.done,
             "is_finished": self.is_finished,
             "outcomes": {status.value: count for status, count in self.totals.by_status().items()},
+            "reopened": self.reopened,
+            "retries_ended": self.retries_ended,
             "outcomes_by_source": self._by_source(),
+            "outcomes_by_replica": outcomes_by_replica(self.totals),
+            "labels_by_source": labels_by_source(self.totals),
             "reasons": self.reasons,
             "prompt_tokens": self.totals.prompt_tokens,
             "output_tokens": self.totals.output_tokens,
@@ -78,6 +85,22 @@ class Look:
         return {source: {str(status): count for status, count in counts.items()} for source, counts in found.items()}
 
 
+def outcomes_by_replica(totals: Totals) -> dict[str, dict[str, int]]:
+    """Rows by the slot that made them, every status present."""
+    found: dict[str, dict[str, int]] = {}
+    for (replica, status), count in sorted(totals.replicas.items()):
+        found.setdefault(str(replica), {str(every): 0 for every in Status})[status.value] = count
+    return found
+
+
+def labels_by_source(totals: Totals) -> dict[str, dict[str, int]]:
+    """Generations by what is said of them, as far as there are any."""
+    found: dict[str, dict[str, int]] = {}
+    for (source, label), count in sorted(totals.labels.items()):
+        found.setdefault(source, {})[label.value] = count
+    return found
+
+
 def look(storage: Storage) -> Look:
     """Read it all. Raises SpecError if there is no run, JournalDamaged, StoreError."""
     record = require_record(storage)
@@ -85,7 +108,7 @@ def look(storage: Storage) -> Look:
     if summary is None:
         return Look(record.spec.name, storage.url, record.fingerprint, None, Totals(), {}, 0, read_holder(storage))
     plan = open_plan(storage)
-    replayed = replay(storage, plan.count, plan.refused())
+    replayed = replay(storage, plan.count, plan.settled())
     return Look(
         name=record.spec.name,
         url=storage.url,
@@ -95,6 +118,8 @@ def look(storage: Storage) -> Look:
         reasons=_reasons(summary.sources, replayed.totals),
         commits=replayed.next_number,
         holder=read_holder(storage),
+        reopened=len(replayed.reopened.pending),
+        retries_ended=sum(len(record.rows) for record in replayed.records if isinstance(record, RetriesEnded)),
         decisions=_decisions(replayed.records),
     )
 

@@ -20,7 +20,7 @@ from regen import rows
 from regen.errors import StoreUnavailable
 from regen.run.schedule import Schedule
 from regen.spec import CheckpointSpec
-from regen.store.control import Record
+from regen.store.control import Record, RetriesEnded
 from regen.store.journal import Journal
 
 T = TypeVar("T")
@@ -60,23 +60,31 @@ class Patience:
 
 @dataclass(slots=True)
 class _Buffer:
-    """Finished rows as tables in `rows.SCHEMA`."""
+    """Finished rows as tables in `rows.SCHEMA`, and retries that have ended without an answer: counted as rows too."""
 
     tables: list[pa.Table] = field(default_factory=list)
     rows: int = 0
     size_bytes: int = 0
+    ended: list[tuple[int, int, str, str]] = field(default_factory=list)
 
     def add(self, table: pa.Table) -> None:
         self.tables.append(table)
         self.rows += table.num_rows
         self.size_bytes += table.nbytes
 
+    def end(self, ended: tuple[int, int, str, str]) -> None:
+        self.ended.append(ended)
+        self.rows += 1
+
 
 class Publisher:
     """Owns the journal from claim to end. Everything here happens on one event loop; the store is asked in threads."""
 
-    def __init__(self, journal: Journal, schedule: Schedule, checkpoint: CheckpointSpec, patience: Patience) -> None:
+    def __init__(
+        self, journal: Journal, schedule: Schedule, checkpoint: CheckpointSpec, patience: Patience, session: str
+    ) -> None:
         self.journal = journal
+        self._session = session
         self._schedule = schedule
         self._checkpoint = checkpoint
         self._patience = patience
@@ -103,6 +111,10 @@ class Publisher:
     def add(self, table: pa.Table) -> None:
         """Finished rows, each ordinal once: the schedule has seen to that."""
         self._buffer.add(table)
+
+    def end_retry(self, ordinal: int, round: int, status: str, reason: str) -> None:
+        """A retry that has ended without an answer: the row keeps its older result, and the journal a note."""
+        self._buffer.end((ordinal, round, status, reason))
 
     def note(self, records: Sequence[Record]) -> None:
         """Control records that go with the next publication, which they make due."""
@@ -138,10 +150,12 @@ class Publisher:
     async def _publish(self) -> None:
         self._publishing, self._buffer = self._buffer, _Buffer()
         records, self._records = self._records, []
+        if ended := self._publishing.ended:
+            records = [*records, RetriesEnded(self._session, tuple(ended))]
         if self._publishing.rows or records:
             table = pa.concat_tables([rows.SCHEMA.empty_table(), *self._publishing.tables])
             await self._commit(table, records)
-            self._schedule.committed(ordinals(table))
+            self._schedule.committed([*ordinals(table), *(ordinal for ordinal, *_ in ended)])
             if self._publishing.rows:
                 self.published_at = time.monotonic()
         else:

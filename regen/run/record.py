@@ -6,11 +6,13 @@ sampling field came from. The plan's digest stands in plan.json, which is made a
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from regen.data.profiles import answer_format
 from regen.data.sampling import generation_defaults
 from regen.data.target import Target, identity
 from regen.errors import JournalDamaged, SpecError
@@ -37,6 +39,8 @@ def make_record(spec: RunSpec, target: Target) -> RunRecord:
     """What run.json says for this spec and this target, here and now."""
     shaping = {**output_shaping(spec), **identity(target), "engine.version": engine_version(spec)}
     sampling = generation_defaults(spec.sampling, target.generation_config, target.eos_token_ids)
+    answers = answer_format(spec, target.profile, target.template_source)
+    shaping.update({f"target.answers.{name}": value for name, value in asdict(answers).items()})
     shaping.update({f"sampling.effective.{name}": field["value"] for name, field in sampling.items()})
     kept = with_absolute_paths(spec)  # a resume may be started from anywhere
     return RunRecord(fingerprint=fingerprint(shaping), shaping=shaping, sampling=sampling, spec=kept)

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from regen.data.profiles import AnswerFormat
 from regen.data.target import resolve_target
-from regen.data.template import load_template
+from regen.data.template import TokenizerTemplate, load_template
 from regen.engines.fake import FakeEngine
-from regen.protocols import Engine
+from regen.protocols import AnswerParser, Engine
 from regen.run.draft_folder import make_draft_folder
 from regen.run.setup import WorkerSetup
 from regen.run.worker import Exchange, Worker
@@ -48,6 +49,20 @@ def _draft_folder(speculation: SpeculationSpec | None, setup: WorkerSetup) -> Ca
 
 def build_worker(setup: WorkerSetup, exchange: Exchange) -> Worker:
     """A worker ready to `run`. Loads the tokenizer (a second or so)."""
-    target = setup.run.spec.target
-    template = load_template(_target_folder(setup), target.trust_remote_code, target.template_kwargs)
-    return Worker(setup, build_engine(setup), template, exchange)
+    spec, target = setup.run.spec, setup.run.spec.target
+    template = load_template(
+        _target_folder(setup),
+        target.trust_remote_code,
+        target.template_kwargs,
+        control_as_text=spec.policies.control_tokens == "text",
+    )
+    return Worker(setup, build_engine(setup), template, exchange, partial(build_parser, setup.answers, template))
+
+
+def build_parser(answers: AnswerFormat, template: TokenizerTemplate) -> AnswerParser | None:
+    """What reads the target's answers; None: nothing does. Raises SpecError: no such parser, or not for this target."""
+    if answers.reasoning_parser is None and answers.tool_parser is None:
+        return None
+    from regen.engines.vllm_parsers import VllmAnswerParser
+
+    return VllmAnswerParser(template.tokenizer, answers.reasoning_parser, answers.tool_parser)

@@ -1,7 +1,7 @@
 """What committed rows say of acceptance: for `regen report`, in the middle of a run and after it.
 
 Reads the journal's winning rows a row group at a time, lengths and counters only; answers are read for their length.
-Degenerate rows, and single answers that were stopped for looping, are counted and left out of every figure.
+Degenerate rows, and single answers with such a label, are counted and left out of every figure.
 Costs what `CommittedRows` costs and some 30 microseconds a generation; memory does not grow with the rows.
 """
 
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from regen.data.plan import open_plan
 from regen.protocols import Storage
-from regen.records import Acceptance, FinishReason, Origin, Status
+from regen.records import Acceptance, Label, Origin, Status
 from regen.run.record import require_record
 from regen.speculative.acceptance import (
     AcceptanceCounts,
@@ -36,10 +36,7 @@ _OBSERVED = "observed.generations.list.element"
 COLUMNS = (
     "source",
     "status",
-    *(
-        f"{_GENERATION}.{name}"
-        for name in ("turn", "origin", "prompt_token_ids", "completion_token_ids", "finish_reason")
-    ),
+    *(f"{_GENERATION}.{name}" for name in ("turn", "origin", "prompt_token_ids", "completion_token_ids", "labels")),
     "observed.engine",
     "observed.draft",
     *(f"{_OBSERVED}.{name}" for name in ("turn", "drafts", "drafted", "accepted", "accepted_by_position")),
@@ -54,7 +51,10 @@ _DIMENSIONS: tuple[tuple[str, Callable[[Cell], str | Bucket]], ...] = (
 
 @dataclass(slots=True)
 class Report:
-    """`rows` are committed rows of `planned`, refused ones not among them. The degenerate are in no other figure."""
+    """`rows` are committed rows of `planned`, those that the plan has settled not among them.
+
+    What is degenerate is in no other figure.
+    """
 
     name: str
     url: str
@@ -115,29 +115,29 @@ def _count(made: Report, table: pa.Table) -> None:
     statuses = table["status"].to_pylist()
     made.rows += len(statuses)
     made.degenerate_rows += statuses.count(Status.DEGENERATE)
-    for row, finish_reason, seen in _generations(table):
-        if statuses[row] == Status.DEGENERATE or finish_reason == FinishReason.REPETITION:
+    for row, labels, seen in _generations(table):
+        if statuses[row] == Status.DEGENERATE or any(Label(label).is_degenerate for label in labels):
             made.degenerate_generations += 1
         else:
             made.counts.add(seen)
 
 
-def _generations(table: pa.Table) -> Iterator[tuple[int, str, Measured]]:
-    """(row of the table, finish reason, what was measured) of every generation of the target."""
+def _generations(table: pa.Table) -> Iterator[tuple[int, list[str], Measured]]:
+    """(row of the table, labels, what was measured) of every generation of the target."""
     sources = table["source"].to_pylist()
     engines, drafts = (pc.struct_field(table["observed"], name).to_pylist() for name in ("engine", "draft"))
     counters = _counters(pc.struct_field(table["observed"], "generations"))
     made = pc.list_flatten(table["generations"])
     rows = pc.list_parent_indices(table["generations"]).to_pylist()
-    turns, origins, reasons = (pc.struct_field(made, name).to_pylist() for name in ("turn", "origin", "finish_reason"))
+    turns, origins, labels = (pc.struct_field(made, name).to_pylist() for name in ("turn", "origin", "labels"))
     prompts, answers = (
         pc.list_value_length(pc.struct_field(made, name)).to_pylist()
         for name in ("prompt_token_ids", "completion_token_ids")
     )
-    for row, turn, origin, reason, prompt, answer in zip(rows, turns, origins, reasons, prompts, answers, strict=True):
+    for row, turn, origin, said, prompt, answer in zip(rows, turns, origins, labels, prompts, answers, strict=True):
         if origin == Origin.TARGET:
             seen = counters.get((row, turn))
-            yield row, reason, Measured(sources[row], turn, prompt, answer, engines[row], drafts[row], seen)
+            yield row, said, Measured(sources[row], turn, prompt, answer, engines[row], drafts[row], seen)
 
 
 def _counters(observed: pa.ChunkedArray[Any]) -> dict[tuple[int, int], Acceptance]:

@@ -18,6 +18,7 @@ from regen.records import CoordinatorStatus, Phase, ReplicaStats, Status, Totals
 from regen.run.calibrate import standing_choice
 from regen.run.driver import Cluster, Driver, EventLog, Watcher
 from regen.run.held import replayed_run
+from regen.run.look import labels_by_source, outcomes_by_replica
 from regen.run.record import require_record
 from regen.run.setup import RunSetup, WorkerSetup
 from regen.spec import RunSpec
@@ -29,14 +30,15 @@ from regen.store.shards import Shard, seal
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What the store says of a run: rows planned, totals of what is committed."""
+    """What the store says of a run: rows planned, totals of what is committed, rows that are wanted once more."""
 
     planned: int
     totals: Totals
+    reopened: int = 0
 
     @property
     def is_finished(self) -> bool:
-        return self.totals.done == self.planned
+        return self.totals.done == self.planned and not self.reopened
 
     @property
     def is_capped_often(self) -> bool:
@@ -68,7 +70,8 @@ async def conduct(
 def standing(storage: Storage) -> Standing:
     """Replay the journal: what is done, whoever did it."""
     plan = open_plan(storage)
-    return Standing(plan.count, replay(storage, plan.count, plan.refused()).totals)
+    replayed = replay(storage, plan.count, plan.settled())
+    return Standing(plan.count, replayed.totals, len(replayed.reopened.pending))
 
 
 def seal_run(storage: Storage, run: RunSetup) -> list[Shard]:
@@ -97,7 +100,10 @@ def write_report(storage: Storage, spec: RunSpec, last: CoordinatorStatus, found
     """
     report = {
         "planned": found.planned,
+        "reopened": found.reopened,
         "outcomes": {status.value: count for status, count in found.totals.by_status().items()},
+        "outcomes_by_replica": outcomes_by_replica(found.totals),
+        "labels_by_source": labels_by_source(found.totals),
         "output_tokens": found.totals.output_tokens,
         "generations": found.totals.generations,
         "accept_length": found.totals.acceptance.accept_length,

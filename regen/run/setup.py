@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from regen.data.profiles import AnswerFormat
 from regen.records import WorkerId
 from regen.spec import RunSpec, SpeculationSpec
 from regen.store.control import DriftAccepted, SpeculationConfigured
@@ -62,7 +63,10 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """One incarnation of one replica slot. `assignment` may differ from what the spec says: it is what was decided."""
+    """One incarnation of one replica slot. `assignment` may differ from what the spec says: it is what was decided.
+
+    `answers` is how the target's answers are read.
+    """
 
     run: RunSetup
     worker: WorkerId
@@ -72,3 +76,4 @@ class WorkerSetup:
     model_revision: str | None
     generation_config: Mapping[str, Any]
     eos_token_ids: tuple[int, ...]
+    answers: AnswerFormat

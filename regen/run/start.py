@@ -22,6 +22,7 @@ from regen.data.changes import ChangedFile, PlanChanges, changed_files, plan_cha
 from regen.data.plan import RunPlan, open_plan, read_summary
 from regen.data.plan_summary import PlanSummary
 from regen.data.planning import build_plan
+from regen.data.profiles import answer_format
 from regen.data.target import Target, resolve_target
 from regen.errors import FingerprintDrift
 from regen.protocols import Storage
@@ -240,6 +241,7 @@ def worker_setup(run: RunSetup, target: Target) -> WorkerSetup:
         model_revision=None if is_local else target.commit,
         generation_config=dict(target.generation_config),
         eos_token_ids=target.eos_token_ids,
+        answers=answer_format(run.spec, target.profile, target.template_source),
     )
 
 

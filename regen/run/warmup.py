@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from regen.degenerate import looks_degenerate
 from regen.errors import EngineError, RowError
 from regen.protocols import Engine
 from regen.records import (
@@ -32,7 +33,6 @@ from regen.records import (
     WarmupReport,
 )
 from regen.spec import SpeculationSpec
-from regen.speculative.degenerate import looks_degenerate
 from regen.speculative.drafting import drafts_on_matches
 from regen.speculative.gate import GateVerdict, could_tell_more, judge
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from regen import rows
 from regen.errors import EngineDied, EngineError, EngineStalled, EngineStartFailed, RowFailed
-from regen.protocols import ChatTemplate, Engine
+from regen.protocols import AnswerParser, ChatTemplate, Engine
 from regen.records import (
     Command,
     EngineInfo,
@@ -62,10 +62,20 @@ _STATES = {
 class Worker:
     """One incarnation of one replica slot."""
 
-    def __init__(self, setup: WorkerSetup, engine: Engine, template: ChatTemplate, exchange: Exchange) -> None:
+    def __init__(
+        self,
+        setup: WorkerSetup,
+        engine: Engine,
+        template: ChatTemplate,
+        exchange: Exchange,
+        make_parser: Callable[[], AnswerParser | None] = lambda: None,
+    ) -> None:
+        """`make_parser` is called once, in a thread, before the engine is started: it may take seconds."""
         self._setup = setup
         self._engine = engine
         self._template = template
+        self._make_parser = make_parser
+        self._parser: AnswerParser | None = None
         self._exchange = exchange
         self._state = ReplicaState.STARTING
         self._info: EngineInfo | None = None
@@ -112,7 +122,7 @@ class Worker:
         False: told to stop meanwhile.
         """
         limit_seconds = self._setup.run.spec.engine.start_timeout_seconds
-        starting = asyncio.ensure_future(self._engine.start())
+        starting = asyncio.ensure_future(self._load())
         started_at = time.monotonic()
         deadline = started_at + limit_seconds
         try:
@@ -130,6 +140,11 @@ class Worker:
             return True
         finally:
             starting.cancel()
+
+    async def _load(self) -> EngineInfo:
+        """What reads answers first: that it cannot read this target's is better known before an engine has loaded."""
+        self._parser = await asyncio.to_thread(self._make_parser)
+        return await self._engine.start()
 
     async def _warm_up(self) -> bool:
         """With speculation on: show whether it works, and hear what follows from it. False: told to stop.
@@ -206,8 +221,9 @@ class Worker:
         started = time.monotonic()
         await asyncio.sleep(PACE_SECONDS)
         self._loop_lag_seconds = max(0.0, time.monotonic() - started - PACE_SECONDS)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), EXCHANGE_SECONDS - PACE_SECONDS)
+        with suppress(TimeoutError):  # not wait_for: Python 3.11's loses a cancellation that meets the wake-up
+            async with asyncio.timeout(EXCHANGE_SECONDS - PACE_SECONDS):
+                await self._wake.wait()
         self._wake.clear()
 
     # --- exchange --------------------------------------------------------------------------------
@@ -326,7 +342,15 @@ class Worker:
             self._wake_if_low()
 
     def _regenerator(self, info: EngineInfo) -> Regenerator:
-        return Regenerator(self._setup, self._engine, self._template, self._executor, info.max_model_len, self._stall)
+        return Regenerator(
+            self._setup,
+            self._engine,
+            self._template,
+            self._parser,
+            self._executor,
+            info.max_model_len,
+            self._stall,
+        )
 
     def _observed(self, info: EngineInfo) -> Observed:
         run = self._setup.run

@@ -7,7 +7,7 @@ row group is in memory at a time, and only the columns that are asked for are re
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -15,20 +15,8 @@ from regen.protocols import Storage
 from regen.records import OutputRow
 from regen.rows import from_table
 from regen.store.files import JournalFiles
-from regen.store.footer import Footer
 from regen.store.parquet import integers, naming_damage, texts
 from regen.store.winners import Winners
-
-
-def note_file(winners: Winners, files: JournalFiles, number: int) -> Footer:
-    """Take a journal file's rows into the winners. Raises JournalDamaged."""
-    footer, ids = files.read_ids(number)
-    with naming_damage(files.where(number)):
-        for ordinal, round_, digest in zip(
-            integers(ids, "ordinal"), integers(ids, "round"), texts(ids, "digest"), strict=True
-        ):
-            winners.note(ordinal, round_, number, digest)
-    return footer
 
 
 class CommittedRows:
@@ -36,10 +24,11 @@ class CommittedRows:
 
     def __init__(self, storage: Storage, plan_rows: int) -> None:
         self._files = JournalFiles(storage)
-        self._winners = Winners(plan_rows)
-        self._numbers = [file.number for file in self._files.files()]
-        for number in self._numbers:
-            note_file(self._winners, self._files, number)
+        self._row_bytes: dict[int, int] = {}
+        self.winners = Winners(plan_rows)
+        for file in self._files.files():
+            self._row_bytes[file.number] = self._note(file.number)
+        self._numbers = list(self._row_bytes)
 
     def tables(self, columns: Sequence[str] = ()) -> Iterator[pa.Table]:
         """Rows in the order they were committed, a row group at a time; `ordinal` is always among the columns.
@@ -52,16 +41,49 @@ class CommittedRows:
     def rows(self, ordinals: Collection[int]) -> Iterator[OutputRow]:
         """These rows, whole, in the order they were committed; those that are not committed are left out."""
         wanted = frozenset(ordinals)
-        numbers = {self._winners.number_of(ordinal) for ordinal in wanted}
+        numbers = {self.winners.number_of(ordinal) for ordinal in wanted}
         for number in self._numbers:
             if number in numbers:
                 for table in self._tables_of(number, ()):
                     yield from from_table(_kept(table, [ordinal in wanted for ordinal in integers(table, "ordinal")]))
 
+    def parts(self, ordinals: Iterable[int]) -> dict[int, list[int]]:
+        """Which of these ordinals each file of the journal holds, in the order given."""
+        parts: dict[int, list[int]] = {}
+        for ordinal in ordinals:
+            number = self.winners.number_of(ordinal)
+            if number is not None:
+                parts.setdefault(number, []).append(ordinal)
+        return parts
+
+    def bytes_of(self, parts: Mapping[int, Sequence[int]]) -> int:
+        """About what these parts need in memory, judged by the mean row of each file."""
+        return sum(self._row_bytes[number] * len(ordinals) for number, ordinals in parts.items())
+
+    def tables_of(self, parts: Mapping[int, Sequence[int]], columns: Sequence[str] | None = None) -> list[pa.Table]:
+        """These parts, or some top-level columns of them, each as one table."""
+        return [_chosen(self._files.read_table(number, columns), ordinals) for number, ordinals in parts.items()]
+
+    def _note(self, number: int) -> int:
+        """Take a file's rows into the winners; the bytes of its mean row."""
+        footer, ids = self._files.read_ids(number)
+        with naming_damage(self._files.where(number)):
+            for ordinal, round_, digest in zip(
+                integers(ids, "ordinal"), integers(ids, "round"), texts(ids, "digest"), strict=True
+            ):
+                self.winners.note(ordinal, round_, number, digest)
+        return footer.table_bytes // max(1, footer.rows)
+
     def _tables_of(self, number: int, columns: Sequence[str]) -> Iterator[pa.Table]:
         for table in self._files.read_groups(number, ("ordinal", *columns) if columns else None):
-            yield _kept(table, [self._winners.number_of(ordinal) == number for ordinal in integers(table, "ordinal")])
+            yield _kept(table, [self.winners.number_of(ordinal) == number for ordinal in integers(table, "ordinal")])
 
 
 def _kept(table: pa.Table, is_wanted: Sequence[bool]) -> pa.Table:
     return table if all(is_wanted) else table.filter(pa.array(is_wanted, pa.bool_()))
+
+
+def _chosen(table: pa.Table, ordinals: Sequence[int]) -> pa.Table:
+    """These rows of a table sorted by ordinal, copied out of it."""
+    position = {ordinal: row for row, ordinal in enumerate(integers(table, "ordinal"))}
+    return table.take([position[ordinal] for ordinal in ordinals])

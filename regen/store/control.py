@@ -75,6 +75,35 @@ class RowAttempts:
     kind: Literal["row_attempts"] = "row_attempts"
 
 
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True)
+class RowsReopened:
+    """From here on these rows are wanted once more, in round `round`, above any that they were made in.
+
+    `rows` is an `OrdinalSet`'s text, `count` its size; `sampling` are fields by name, over what the row was sampled
+    with before. `asked` says by what the rows were chosen, as JSON text. A row's old result counts until the new one.
+    """
+
+    session: str
+    round: int
+    rows: str
+    count: int
+    sampling: Mapping[str, float | int]
+    asked: str
+    at: str
+    kind: Literal["rows_reopened"] = "rows_reopened"
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True)
+class RetriesEnded:
+    """Rows whose retry has no answer: the older result stays. `rows`: (ordinal, round, status, reason) of the retry."""
+
+    session: str
+    rows: tuple[tuple[int, int, str, str], ...]
+    kind: Literal["retries_ended"] = "retries_ended"
+
+
 class DecidedBy(StrEnum):
     """Who decided about speculation."""
 
@@ -147,7 +176,17 @@ class ArmMeasured:
     kind: Literal["arm_measured"] = "arm_measured"
 
 
-Record = Claim | Released | DriftAccepted | RowAttempts | SpeculationConfigured | SpeculationDecided | ArmMeasured
+Record = (
+    Claim
+    | Released
+    | DriftAccepted
+    | RowAttempts
+    | RowsReopened
+    | RetriesEnded
+    | SpeculationConfigured
+    | SpeculationDecided
+    | ArmMeasured
+)
 _ADAPTER: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 
 

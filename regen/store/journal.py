@@ -7,7 +7,7 @@ Knows nothing of schedules or clocks. Blocking: call it from a thread, one call 
 `next_number` may be read from other threads. Costs one file per commit, and one copy of the bitmap.
 
     journal = Journal(storage, session, plan.count)
-    replayed = journal.replay(plan.refused())
+    replayed = journal.replay(plan.settled())
     journal.claim(claim)                      # or resume_own(claim), in a coordinator that was restarted
     prepared = journal.prepare(table)         # built once ...
     journal.commit(prepared)                  # ... and tried again with the same bytes on StoreUnavailable
@@ -35,7 +35,8 @@ from regen.store.files import JournalFile, JournalFiles
 from regen.store.footer import Footer, Snapshot
 from regen.store.layout import journal_key
 from regen.store.parquet import RowsFile, content_digest, encode_rows, integers, texts
-from regen.store.replay import Ledger, Replayed, count_refused, read_ledger, summed_up
+from regen.store.reopened import Reopened
+from regen.store.replay import Ledger, Replayed, Settled, count_settled, read_ledger, summed_up
 
 SNAPSHOT_EVERY = 32
 
@@ -75,33 +76,37 @@ class Journal:
         self._snapshot_every = snapshot_every
         self._writer = uuid.uuid4().hex
         self._ledger: Ledger | None = None
-        self._refused = OrdinalSet(plan_rows)
-        self._refused_totals = Totals()
+        self._settled = OrdinalSet(plan_rows)
+        self._settled_totals = Totals()
         self._pending: Prepared | None = None
         self._is_claimed = False
         self._fenced: Fenced | None = None
 
     # --- what is done ----------------------------------------------------------------------------
 
-    def replay(self, refused: Iterable[tuple[int, str]]) -> Replayed:
-        """Read back what is published. `refused` are the plan's refused rows, (ordinal, source).
+    def replay(self, settled: Iterable[Settled]) -> Replayed:
+        """Read back what is published. `settled` are the plan's rows that are terminal from the start.
 
         Raises JournalDamaged, StoreUnavailable, StoreRefused.
         """
         ledger = read_ledger(self._files, self._plan_rows)
-        self._refused, self._refused_totals = count_refused(ledger, refused, self._storage)
+        self._settled, self._settled_totals = count_settled(ledger, settled, self._storage)
         self._ledger = ledger
-        return summed_up(ledger, self._refused, self._refused_totals)
+        return summed_up(ledger, self._settled, self._settled_totals)
 
     @property
     def totals(self) -> Totals:
-        """Of everything committed, refused rows included."""
-        return totals.plus(self._known().totals, self._refused_totals)
+        """Of everything committed, settled rows of the plan included."""
+        return totals.plus(self._known().totals, self._settled_totals)
 
     @property
     def done(self) -> OrdinalSet:
-        """Everything committed, refused rows included: a new set, the caller's own."""
-        return self._known().done | self._refused
+        """Everything committed, settled rows of the plan included: a new set, the caller's own."""
+        return self._known().done | self._settled
+
+    def reopened(self) -> Reopened:
+        """Rows among those that are done that are wanted once more. Costs a pass over what was re-opened."""
+        return self._known().reopened()
 
     @property
     def next_number(self) -> int:
@@ -153,7 +158,7 @@ class Journal:
 
         Rows whose round has a result already are left out and named in `repeated`. What was prepared before must be
         committed first. Raises ValueError for what is a programming error: another schema, an ordinal twice in the
-        table, outside the plan, or of a refused row.
+        table, outside the plan, or of a row that the plan has settled.
         """
         self._require_claimed()
         if self._pending is not None:
@@ -227,8 +232,8 @@ class Journal:
         for ordinal in ordinals:
             if not 0 <= ordinal < self._plan_rows:
                 raise ValueError(f"row {ordinal} is outside a plan of {self._plan_rows} rows")
-            if ordinal in self._refused:
-                raise ValueError(f"row {ordinal} is refused in the plan and cannot have a result")
+            if ordinal in self._settled:
+                raise ValueError(f"row {ordinal} is settled in the plan and cannot have a result")
 
     def _build(self, table: pa.Table, records: tuple[Record, ...], repeated: tuple[int, ...]) -> Prepared:
         before = self._known()

@@ -23,11 +23,16 @@ from regen.store.files import JournalFile, JournalFiles
 from regen.store.footer import Footer, Snapshot
 from regen.store.layout import journal_key
 from regen.store.parquet import damaged, integers, naming_damage
+from regen.store.reopened import Reopened, reopened
+
+Settled = tuple[int, str, Status]  # ordinal, source, outcome: `Plan.settled`
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """`done` and `totals` count the plan's refused rows too, as rejected; `done` is the caller's own to change.
+    """`done` and `totals` count what the plan has settled too; `done` is the caller's own to change.
+
+    `reopened` are rows among them that are wanted once more; until then their older result counts.
 
     `released` is set only if the session of `newest_claim` has let go of the run. `records` are all other control
     records that still matter, in order.
@@ -39,6 +44,7 @@ class Replayed:
     newest_claim: Claim | None
     released: Released | None
     records: tuple[Record, ...]
+    reopened: Reopened
 
 
 @dataclass(slots=True)
@@ -64,6 +70,11 @@ class Ledger:
         """The round of the row that counts; -1 if there is none."""
         return self.rounds.get(ordinal, 0) if ordinal in self.done else -1
 
+    def reopened(self) -> Reopened:
+        """Rows that are done and wanted once more. Raises JournalDamaged."""
+        with naming_damage("the journal's records of re-opened rows"):
+            return reopened(self.standing.records, self.done.size, self.round_of)
+
     def add_row(self, ordinal: int, round_: int) -> None:
         """Take note of a row; one that is not above the round it has already changes nothing."""
         if round_ > self.round_of(ordinal):
@@ -83,10 +94,10 @@ class Ledger:
         self.next_number, self.total_bytes = footer.number + 1, footer.bytes_before + size
 
 
-def replay(storage: Storage, plan_rows: int, refused: Iterable[tuple[int, str]]) -> Replayed:
+def replay(storage: Storage, plan_rows: int, settled: Iterable[Settled]) -> Replayed:
     """For readers without a session (`regen status`). Raises JournalDamaged, StoreUnavailable, StoreRefused."""
     ledger = read_ledger(JournalFiles(storage), plan_rows)
-    return summed_up(ledger, *count_refused(ledger, refused, storage))
+    return summed_up(ledger, *count_settled(ledger, settled, storage))
 
 
 def read_ledger(files: JournalFiles, plan_rows: int) -> Ledger:
@@ -107,30 +118,32 @@ def read_ledger(files: JournalFiles, plan_rows: int) -> Ledger:
     return ledger
 
 
-def count_refused(ledger: Ledger, refused: Iterable[tuple[int, str]], storage: Storage) -> tuple[OrdinalSet, Totals]:
-    """The plan's refused rows as a set and as totals. Raises JournalDamaged if the journal has a row of one."""
+def count_settled(ledger: Ledger, settled: Iterable[Settled], storage: Storage) -> tuple[OrdinalSet, Totals]:
+    """What the plan has settled, as a set and as totals. Raises JournalDamaged if the journal has such a row."""
     ordinals = OrdinalSet(ledger.done.size)
-    by_source: dict[str, int] = {}
-    for ordinal, source in refused:
+    outcomes: dict[tuple[str, Status], int] = {}
+    for ordinal, source, status in settled:
         if ordinal in ledger.done:
+            what = "refuses" if status is Status.REJECTED else "has already"
             raise JournalDamaged(
-                f"{storage.url}: the journal holds a row {ordinal}, which the plan refuses:"
+                f"{storage.url}: the journal holds a row {ordinal}, which the plan {what}:"
                 " plan and journal are not of one run"
             )
         ordinals.add(ordinal)
-        by_source[source] = by_source.get(source, 0) + 1
-    return ordinals, Totals({(source, Status.REJECTED): rows for source, rows in by_source.items()})
+        outcomes[source, status] = outcomes.get((source, status), 0) + 1
+    return ordinals, Totals(outcomes)
 
 
-def summed_up(ledger: Ledger, refused: OrdinalSet, refused_totals: Totals) -> Replayed:
+def summed_up(ledger: Ledger, settled: OrdinalSet, settled_totals: Totals) -> Replayed:
     standing = ledger.standing
     return Replayed(
-        done=ledger.done | refused,
-        totals=totals.plus(ledger.totals, refused_totals),
+        done=ledger.done | settled,
+        totals=totals.plus(ledger.totals, settled_totals),
         next_number=ledger.next_number,
         newest_claim=standing.claim,
         released=standing.released,
         records=standing.records,
+        reopened=ledger.reopened(),
     )
 
 

@@ -2,7 +2,8 @@
 
 Guarantees: the same rows give the same determined columns in the same order, however the journal came about; a shard is
 replaced as a whole or not at all; one that is there with the right digest is left alone, so sealing can be repeated and
-broken off at any time. Every row of the plan is in it: a refused one with stage and reason instead of an answer.
+broken off at any time. Every row of the plan is in it: a refused one with stage and reason instead of an answer, a
+native one as it is planned.
 Costs one pass over the journal's id columns and one over its rows per `BATCH_BYTES` of them (or per shard, if that is
 larger), and as much memory, with 21 bytes a row of the plan.
 """
@@ -13,6 +14,7 @@ import tempfile
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +23,15 @@ import pyarrow as pa
 from regen.errors import JournalDamaged, StoreUnavailable, UserError
 from regen.ordinals import OrdinalSet
 from regen.protocols import Plan, Storage
-from regen.records import Message, Observed, OutputRow, PlannedRow, Role, Status
+from regen.records import Message, Observed, OutputRow, PlannedRow, Role
 from regen.rows import SCHEMA, to_table
-from regen.store.committed import note_file
-from regen.store.files import JournalFiles
+from regen.store.committed import CommittedRows
 from regen.store.layout import shard_key
 from regen.store.parquet import ROW_GROUP_BYTES, RowsFile, content_digest, integers, texts, write_rows
-from regen.store.winners import Winners
 
 VERSION = 1
 BATCH_BYTES = 256 * 2**20
+_ROWS_AT_ONCE = 64
 
 Range = tuple[int, int]  # ordinals, both included
 
@@ -59,8 +60,8 @@ def seal(
     """Write every shard that is not there yet, and return all that are there then.
 
     `complete_only`: leave out ranges with rows that are not done; otherwise such a row is a UserError, before anything
-    is written. `session` and `fingerprint` go into the `observed` column of refused rows. `progress(sealed, of)`.
-    Raises JournalDamaged, StoreUnavailable, StoreRefused.
+    is written. `session` and `fingerprint` go into the `observed` column of rows that no worker made.
+    `progress(sealed, of)`. Raises JournalDamaged, StoreUnavailable, StoreRefused.
     """
     sealer = _Sealer(storage, plan, rows_per_shard, session, fingerprint)
     shards = [sealer.described(shard_range) for shard_range in sealer.complete_ranges(complete_only)]
@@ -74,28 +75,60 @@ def seal(
     return shards
 
 
-def refused_row(row: PlannedRow, session: str, fingerprint: str) -> OutputRow:
-    """What a row that the plan refuses looks like in a shard: the messages that were given before the first answer."""
+def committed(
+    storage: Storage, plan: Plan, rows_per_shard: int, columns: Sequence[str] | None = None
+) -> Iterator[pa.Table]:
+    """Every row that has an outcome, in order of ordinals, in tables of about `ROW_GROUP_BYTES` at most.
+
+    Read from the shard where it is sealed as the journal has it, from the journal and the plan otherwise; rows that are
+    not done yet are not there. `columns` must hold `ordinal`. Raises JournalDamaged, StoreUnavailable, StoreRefused.
+    """
+    sealer = _Sealer(storage, plan, rows_per_shard, session="", fingerprint="")
+    complete = set(sealer.complete_ranges(complete_only=True))
+    for shard_range in shard_ranges(plan.count, rows_per_shard):
+        shard = sealer.described(shard_range) if shard_range in complete else None
+        if shard is not None and sealer.is_sealed(shard):
+            yield from sealer.sealed_groups(shard, columns)
+        else:
+            yield from sealer.journal_groups(shard_range, columns)
+
+
+def settled_row(row: PlannedRow, session: str, fingerprint: str) -> OutputRow:
+    """What a row that is terminal from the start looks like in a shard.
+
+    A refused one has the messages that were given before the first answer; a native one is whole, with its turns.
+    """
     refusal, conversation = row.refusal, row.conversation
-    if refusal is None:
-        raise ValueError(f"row {row.ordinal} is not refused")
+    if row.settled is None:
+        raise ValueError(f"row {row.ordinal} is not settled in the plan")
+    messages = conversation.messages if conversation else ()
     return OutputRow(
         ordinal=row.ordinal,
         row_id=row.row_id,
         source=row.source,
         location=row.location,
         source_id=row.source_id,
-        status=Status.REJECTED,
+        status=row.settled,
         round=0,
-        messages=_before_first_slot(conversation.messages) if conversation else (),
-        generations=(),
+        messages=messages if row.native else _before_first_answer(messages),
+        generations=row.native,
         observed=Observed(-1, session, 0, "", None, fingerprint),
         tools_json=conversation.tools_json if conversation else None,
         template_kwargs_json=conversation.template_kwargs_json if conversation else None,
-        stage=refusal.stage,
-        reason=refusal.reason,
-        detail=refusal.detail,
+        stage=refusal.stage if refusal else None,
+        reason=refusal.reason if refusal else None,
+        detail=refusal.detail if refusal else None,
+        split=row.split,
     )
+
+
+def settled_table(plan: Plan, ordinals: Sequence[int], session: str, fingerprint: str) -> pa.Table:
+    """These rows, all settled in the plan, as a table; a bounded number of them as Python values at a time."""
+    tables = [SCHEMA.empty_table()]
+    for start in range(0, len(ordinals), _ROWS_AT_ONCE):
+        planned = plan.rows(ordinals[start : start + _ROWS_AT_ONCE])
+        tables.append(to_table(settled_row(row, session, fingerprint) for row in planned))
+    return pa.concat_tables(tables)
 
 
 def shard_entry(shard: Shard, plan_digest: str) -> dict[str, Any]:
@@ -123,10 +156,8 @@ class _Sealer:
         self._plan = plan
         self._rows_per_shard = rows_per_shard
         self._session, self._fingerprint = session, fingerprint
-        self._files = JournalFiles(storage)
-        self._row_bytes: dict[int, int] = {}
-        self._refused = OrdinalSet(plan.count, (ordinal for ordinal, _ in plan.refused()))
-        self._winners = self._indexed()
+        self._settled = OrdinalSet(plan.count, (ordinal for ordinal, _, _ in plan.settled()))
+        self._rows = CommittedRows(storage, plan.count)
 
     def complete_ranges(self, complete_only: bool) -> list[Range]:
         complete = []
@@ -144,10 +175,10 @@ class _Sealer:
     def described(self, shard_range: Range) -> Shard:
         """What the shard of this range must be."""
         first, last = shard_range
-        refused = self._refused_table(shard_range)
-        refused_digests = dict(zip(integers(refused, "ordinal"), texts(refused, "digest"), strict=True))
+        settled = self._settled_table(shard_range)
+        settled_digests = dict(zip(integers(settled, "ordinal"), texts(settled, "digest"), strict=True))
         ordinals = range(first, last + 1)
-        digests = [refused_digests.get(ordinal) or self._winners.digest_of(ordinal) for ordinal in ordinals]
+        digests = [settled_digests.get(ordinal) or self._rows.winners.digest_of(ordinal) for ordinal in ordinals]
         return Shard(shard_key(first, last), first, last, len(ordinals), content_digest(ordinals, digests))
 
     def is_sealed(self, shard: Shard) -> bool:
@@ -158,12 +189,25 @@ class _Sealer:
         except (KeyError, JournalDamaged):
             return False
 
+    def sealed_groups(self, shard: Shard, columns: Sequence[str] | None) -> Iterator[pa.Table]:
+        """The rows of a shard that is there."""
+        with self._storage.open(shard.key) as source:
+            yield from RowsFile(source, shard.key).groups(columns)
+
+    def journal_groups(self, shard_range: Range, columns: Sequence[str] | None) -> Iterator[pa.Table]:
+        """The rows of a range that are done, as a shard would hold them."""
+        first, last = shard_range
+        tables = self._rows.tables_of(self._rows.parts(range(first, last + 1)), columns)
+        settled = self._settled_table(shard_range)
+        tables.append(settled if columns is None else settled.select(columns))
+        yield from in_row_groups([table for table in tables if len(table)])
+
     def batches(self, shards: Sequence[Shard]) -> Iterator[list[Shard]]:
         """Consecutive shards that are made together, so that a journal file is not read anew for each."""
         batch: list[Shard] = []
         collected = 0
         for shard in shards:
-            size = sum(self._row_bytes[number] * len(rows) for number, rows in self._parts([shard]).items())
+            size = self._rows.bytes_of(self._parts([shard]))
             if batch and collected + size > BATCH_BYTES:
                 yield batch
                 batch, collected = [], 0
@@ -174,41 +218,27 @@ class _Sealer:
 
     def write_batch(self, batch: Sequence[Shard]) -> Iterator[Shard]:
         """Write these, each yielded when it is durable."""
-        tables = [_chosen(self._files.read_table(number), rows) for number, rows in self._parts(batch).items()]
+        tables = self._rows.tables_of(self._parts(batch))
         for shard in batch:
-            refused = self._refused_table((shard.first, shard.last))
-            within = [_between(table, shard.first, shard.last) for table in (*tables, refused)]
+            settled = self._settled_table((shard.first, shard.last))
+            within = [_between(table, shard.first, shard.last) for table in (*tables, settled)]
             self._write(shard, in_row_groups([table for table in within if len(table)]))
             yield shard
 
-    def _indexed(self) -> Winners:
-        winners = Winners(self._plan.count)
-        for file in self._files.files():
-            footer = note_file(winners, self._files, file.number)
-            self._row_bytes[file.number] = footer.table_bytes // max(1, footer.rows)
-        return winners
-
     def _missing(self, first: int, last: int) -> int | None:
         for ordinal in range(first, last + 1):
-            if self._winners.number_of(ordinal) is None and ordinal not in self._refused:
+            if self._rows.winners.number_of(ordinal) is None and ordinal not in self._settled:
                 return ordinal
         return None
 
     def _parts(self, shards: Sequence[Shard]) -> dict[int, list[int]]:
         """The ordinals that each journal file contributes, ascending."""
-        parts: dict[int, list[int]] = {}
-        for shard in shards:
-            for ordinal in range(shard.first, shard.last + 1):
-                number = self._winners.number_of(ordinal)
-                if number is not None:
-                    parts.setdefault(number, []).append(ordinal)
-        return parts
+        return self._rows.parts(ordinal for shard in shards for ordinal in range(shard.first, shard.last + 1))
 
-    def _refused_table(self, shard_range: Range) -> pa.Table:
+    def _settled_table(self, shard_range: Range) -> pa.Table:
         first, last = shard_range
-        ordinals = [ordinal for ordinal in range(first, last + 1) if ordinal in self._refused]
-        planned = self._plan.rows(ordinals) if ordinals else []
-        return to_table(refused_row(row, self._session, self._fingerprint) for row in planned)
+        ordinals = [ordinal for ordinal in range(first, last + 1) if ordinal in self._settled]
+        return settled_table(self._plan, ordinals, self._session, self._fingerprint)
 
     def _write(self, shard: Shard, groups: Iterator[pa.Table]) -> None:
         entry = shard_entry(shard, self._plan.digest)
@@ -245,7 +275,7 @@ def _windows(sizes: list[tuple[int, int]], limit_bytes: int) -> Iterator[tuple[i
 
 def _window(tables: Sequence[pa.Table], first: int, last: int) -> pa.Table:
     pieces = [_between(table, first, last) for table in tables]
-    return pa.concat_tables([SCHEMA.empty_table(), *pieces]).combine_chunks().sort_by("ordinal")
+    return pa.concat_tables(pieces).combine_chunks().sort_by("ordinal")
 
 
 def _between(table: pa.Table, first: int, last: int) -> pa.Table:
@@ -255,16 +285,5 @@ def _between(table: pa.Table, first: int, last: int) -> pa.Table:
     return table.slice(start, stop - start)
 
 
-def _chosen(table: pa.Table, ordinals: Sequence[int]) -> pa.Table:
-    """These rows of a table sorted by ordinal, copied out of it."""
-    position = {ordinal: row for row, ordinal in enumerate(integers(table, "ordinal"))}
-    return table.take([position[ordinal] for ordinal in ordinals])
-
-
-def _before_first_slot(messages: Sequence[Message]) -> tuple[Message, ...]:
-    given = []
-    for message in messages:
-        if message.role is Role.ASSISTANT and message.content is None:
-            break
-        given.append(message)
-    return tuple(given)
+def _before_first_answer(messages: Sequence[Message]) -> tuple[Message, ...]:
+    return tuple(takewhile(lambda message: message.role is not Role.ASSISTANT, messages))

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from regen.records import Acceptance, Status, Totals
+from regen.records import Acceptance, Label, Status, Totals
 
 K = TypeVar("K")
 
@@ -21,6 +21,8 @@ def count(table: pa.Table) -> Totals:
     return Totals(
         outcomes=_outcomes(table),
         reasons=_reasons(table),
+        replicas=_replicas(table),
+        labels=_labels(table),
         prompt_tokens=_lengths(generations, "prompt_token_ids"),
         output_tokens=_lengths(generations, "completion_token_ids"),
         generations=len(generations),
@@ -43,6 +45,8 @@ def to_json(totals: Totals) -> dict[str, Any]:
     return {
         "outcomes": [[source, status.value, rows] for (source, status), rows in sorted(totals.outcomes.items())],
         "reasons": [[status.value, reason, rows] for (status, reason), rows in sorted(totals.reasons.items())],
+        "replicas": [[replica, status.value, rows] for (replica, status), rows in sorted(totals.replicas.items())],
+        "labels": [[source, label.value, turns] for (source, label), turns in sorted(totals.labels.items())],
         "prompt_tokens": totals.prompt_tokens,
         "output_tokens": totals.output_tokens,
         "generations": totals.generations,
@@ -58,6 +62,8 @@ def from_json(values: Mapping[str, Any]) -> Totals:
     return Totals(
         outcomes={(str(source), Status(status)): int(rows) for source, status, rows in values["outcomes"]},
         reasons={(Status(status), str(reason)): int(rows) for status, reason, rows in values["reasons"]},
+        replicas={(int(replica), Status(status)): int(rows) for replica, status, rows in values["replicas"]},
+        labels={(str(source), Label(label)): int(turns) for source, label, turns in values["labels"]},
         prompt_tokens=int(values["prompt_tokens"]),
         output_tokens=int(values["output_tokens"]),
         generations=int(values["generations"]),
@@ -81,6 +87,23 @@ def _reasons(table: pa.Table) -> dict[tuple[Status, str], int]:
     grouped = told.group_by(["status", "reason"]).aggregate([([], "count_all")])
     columns = (grouped[name].to_pylist() for name in ("status", "reason", "count_all"))
     return {(Status(status), reason): rows for status, reason, rows in zip(*columns, strict=True)}
+
+
+def _replicas(table: pa.Table) -> dict[tuple[int, Status], int]:
+    made = pa.table({"replica": pc.struct_field(table["observed"], "replica"), "status": table["status"]})
+    grouped = made.group_by(["replica", "status"]).aggregate([([], "count_all")])
+    columns = (grouped[name].to_pylist() for name in ("replica", "status", "count_all"))
+    return {(replica, Status(status)): rows for replica, status, rows in zip(*columns, strict=True)}
+
+
+def _labels(table: pa.Table) -> dict[tuple[str, Label], int]:
+    rows = table.select(["source", "generations"]).combine_chunks()
+    sources = rows["source"].take(pc.list_parent_indices(rows["generations"]))
+    labels = pc.struct_field(pc.list_flatten(rows["generations"]), "labels")
+    labelled = pa.table({"source": sources.take(pc.list_parent_indices(labels)), "label": pc.list_flatten(labels)})
+    grouped = labelled.group_by(["source", "label"]).aggregate([([], "count_all")])
+    columns = (grouped[name].to_pylist() for name in ("source", "label", "count_all"))
+    return {(source, Label(label)): turns for source, label, turns in zip(*columns, strict=True)}
 
 
 def _lengths(structs: pa.Array[Any] | pa.ChunkedArray[Any], name: str) -> int:
@@ -108,6 +131,8 @@ def _combined(one: Totals, other: Totals, sign: int) -> Totals:
     return Totals(
         outcomes=_combined_counts(one.outcomes, other.outcomes, sign),
         reasons=_combined_counts(one.reasons, other.reasons, sign),
+        replicas=_combined_counts(one.replicas, other.replicas, sign),
+        labels=_combined_counts(one.labels, other.labels, sign),
         prompt_tokens=one.prompt_tokens + sign * other.prompt_tokens,
         output_tokens=one.output_tokens + sign * other.output_tokens,
         generations=one.generations + sign * other.generations,

@@ -25,7 +25,10 @@ _MISSING_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """`outcomes` has every status; `by_source` only what occurs. `first_missing` are the first ordinals not done."""
+    """`outcomes` has every status; `by_source` only what occurs. `first_missing` are the first ordinals not done.
+
+    `shards_outdated` are whole, and older than a retry of some of their rows; `reopened` rows are wanted once more.
+    """
 
     planned: int
     outcomes: Mapping[Status, int]
@@ -35,6 +38,8 @@ class Verification:
     journal_files: int
     shards: int
     shards_planned: int
+    shards_outdated: int
+    reopened: int
     findings: tuple[Finding, ...]
 
     @property
@@ -65,7 +70,7 @@ def verify(
     ids = check_plan(plan, findings)
     journal = JournalCheck(storage, ids, plan.count, findings)
     journal.run(tell)
-    shards = ShardCheck(storage, plan, journal.done, ids.refused, journal.winners, findings)
+    shards = ShardCheck(storage, plan, journal.done, ids.settled, journal.winners, findings)
     shards.run(rows_per_shard, tell)
     by_source, missing = _outcomes(plan.count, ids, journal)
     return Verification(
@@ -77,6 +82,8 @@ def verify(
         journal_files=journal.files,
         shards=shards.files,
         shards_planned=len(list(shard_ranges(plan.count, rows_per_shard))),
+        shards_outdated=shards.outdated,
+        reopened=len(journal.reopened()),
         findings=findings.all(),
     )
 
@@ -94,7 +101,7 @@ def _outcomes(plan_rows: int, ids: PlanIds, journal: JournalCheck) -> tuple[dict
     by_source: dict[str, dict[Status, int]] = {}
     missing: list[int] = []
     for ordinal in range(plan_rows):
-        status = Status.REJECTED if ordinal in ids.refused else journal.status_of(ordinal)
+        status = ids.outcome_of(ordinal) or journal.status_of(ordinal)
         if status is None or ordinal >= ids.known:
             missing.append(ordinal)
         else:

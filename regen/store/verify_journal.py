@@ -25,6 +25,7 @@ from regen.store.findings import Code, Findings
 from regen.store.footer import Footer
 from regen.store.layout import journal_key
 from regen.store.parquet import RowsFile, naming_damage
+from regen.store.reopened import reopened
 from regen.store.verify_plan import PlanIds
 from regen.store.winners import Winners
 
@@ -54,6 +55,10 @@ class JournalCheck:
             progress(file.key)
             self._check_file(file)
             self.files += 1
+
+    def reopened(self) -> OrdinalSet:
+        """Rows that are wanted once more, as far as the records can be read."""
+        return reopened(self._running.standing.records, self._plan_rows, self.winners.round_of).pending
 
     def status_of(self, ordinal: int) -> Status | None:
         """The outcome in the journal; None if there is none."""
@@ -134,8 +139,9 @@ class JournalCheck:
             self._findings.add(Code.ROW_DIGEST, key, f"row {ordinal} is not what its digest was made from")
         if ordinal >= self._ids.known:
             return
-        if ordinal in self._ids.refused:
-            self._findings.add(Code.ROW_REFUSED, key, f"row {ordinal} is refused in the plan and has a result")
+        if (settled := self._ids.outcome_of(ordinal)) is not None:
+            message = f"row {ordinal} is {settled.value} in the plan and has a result"
+            self._findings.add(Code.ROW_REFUSED, key, message)
         found, planned = (values["row_id"], values["source"]), (self._ids.id_of(ordinal), self._ids.source_of(ordinal))
         if found != planned:
             message = f"row {ordinal} is {found[0]} of {found[1]!r}, and in the plan {planned[0]} of {planned[1]!r}"

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from regen.errors import JournalDamaged
 from regen.ordinals import OrdinalSet
 from regen.protocols import Plan
+from regen.records import Status
 from regen.store.findings import Code, Findings
 from regen.store.layout import PLAN
 
@@ -25,19 +26,28 @@ class PlanIds:
         self.ids = bytearray(_ID_BYTES * plan_rows)
         self.sources = array("H", [0]) * plan_rows
         self.source_names: list[str] = []
-        self.refused = OrdinalSet(plan_rows)
+        self.settled = OrdinalSet(plan_rows)
+        self.native = OrdinalSet(plan_rows)
         self._source_numbers: dict[str, int] = {}
 
-    def add(self, row_id: str, source: str, is_refused: bool) -> None:
+    def add(self, row_id: str, source: str, settled: Status | None) -> None:
         ordinal = self.known
         self.ids[ordinal * _ID_BYTES : (ordinal + 1) * _ID_BYTES] = bytes.fromhex(row_id)
         if source not in self._source_numbers:
             self._source_numbers[source] = len(self.source_names)
             self.source_names.append(source)
         self.sources[ordinal] = self._source_numbers[source]
-        if is_refused:
-            self.refused.add(ordinal)
+        if settled is not None:
+            self.settled.add(ordinal)
+        if settled is Status.NATIVE:
+            self.native.add(ordinal)
         self.known += 1
+
+    def outcome_of(self, ordinal: int) -> Status | None:
+        """The outcome that the row has from the start; None if it is to be made."""
+        if ordinal not in self.settled:
+            return None
+        return Status.NATIVE if ordinal in self.native else Status.REJECTED
 
     def id_of(self, ordinal: int) -> str:
         return self.ids[ordinal * _ID_BYTES : (ordinal + 1) * _ID_BYTES].hex()
@@ -62,7 +72,7 @@ def check_plan(plan: Plan, findings: Findings) -> PlanIds:
     ids = PlanIds(plan.count)
     try:
         _scan(plan, ids, findings)
-        _check_refused(plan, ids, findings)
+        _check_settled(plan, ids, findings)
     except JournalDamaged as error:
         findings.add(Code.PLAN_DAMAGED, PLAN, str(error))
     for one, other in ids.repeated():
@@ -78,15 +88,19 @@ def _scan(plan: Plan, ids: PlanIds, findings: Findings) -> None:
         if not _is_id(row.row_id):
             findings.add(Code.PLAN_ID, PLAN, f"row {row.ordinal} has id {row.row_id!r}, not 32 hex digits")
             return
-        ids.add(row.row_id, row.source, row.refusal is not None)
+        ids.add(row.row_id, row.source, row.settled)
     if ids.known != plan.count:
         findings.add(Code.PLAN_COUNT, PLAN, f"says {plan.count} rows and its parts have {ids.known}")
 
 
-def _check_refused(plan: Plan, ids: PlanIds, findings: Findings) -> None:
-    refused = OrdinalSet(plan.count, (ordinal for ordinal, _ in plan.refused()))
-    if ids.known == plan.count and refused != ids.refused:
-        findings.add(Code.PLAN_REFUSED, PLAN, "its list of refused rows is not that of its rows")
+def _check_settled(plan: Plan, ids: PlanIds, findings: Findings) -> None:
+    settled, native = OrdinalSet(plan.count), OrdinalSet(plan.count)
+    for ordinal, _, outcome in plan.settled():
+        settled.add(ordinal)
+        if outcome is Status.NATIVE:
+            native.add(ordinal)
+    if ids.known == plan.count and (settled != ids.settled or native != ids.native):
+        findings.add(Code.PLAN_REFUSED, PLAN, "its list of refused and native rows is not that of its rows")
 
 
 def _is_id(row_id: str) -> bool:

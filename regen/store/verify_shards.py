@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from regen.errors import JournalDamaged
 from regen.ordinals import OrdinalSet
 from regen.protocols import Plan, Storage
-from regen.rows import determined_digest, to_values
+from regen.rows import determined_digest
 from regen.store.findings import Code, Findings
 from regen.store.layout import SHARDS, shard_key, shard_range
-from regen.store.parquet import RowsFile, content_digest, damaged, naming_damage
-from regen.store.shards import Shard, refused_row, shard_entry, shard_ranges
+from regen.store.parquet import RowsFile, content_digest, damaged, integers, naming_damage, texts
+from regen.store.shards import Shard, settled_table, shard_entry, shard_ranges
 from regen.store.verify_journal import BATCH_ROWS
 from regen.store.winners import Winners
 
 
 class ShardCheck:
-    """`done` and `winners` are the journal's, `refused` the plan's."""
+    """`done` and `winners` are the journal's, `settled` the plan's rows that are terminal from the start."""
 
     def __init__(
-        self, storage: Storage, plan: Plan, done: OrdinalSet, refused: OrdinalSet, winners: Winners, findings: Findings
+        self, storage: Storage, plan: Plan, done: OrdinalSet, settled: OrdinalSet, winners: Winners, findings: Findings
     ) -> None:
         self._storage = storage
         self._plan = plan
-        self._done, self._refused, self._winners = done, refused, winners
+        self._done, self._settled, self._winners = done, settled, winners
         self._findings = findings
         self.files = 0
+        self.outdated = 0
 
     def run(self, rows_per_shard: int, progress: Callable[[str], None]) -> None:
         planned = set(shard_ranges(self._plan.count, rows_per_shard))
@@ -43,7 +45,7 @@ class ShardCheck:
             else:
                 message = f"is not one of the ranges of {rows_per_shard} rows that this run has"
                 self._findings.add(Code.SHARD_RANGE, stored.key, message)
-        if self.files and len(self._done | self._refused) == self._plan.count:
+        if self.files and len(self._done | self._settled) == self._plan.count:
             for first, last in sorted(planned):
                 self._findings.add(Code.SHARD_MISSING, shard_key(first, last), "is missing: seal again")
 
@@ -60,6 +62,7 @@ class ShardCheck:
     def _check_content(self, expected: Shard) -> None:
         ordinals: list[int] = []
         digests: list[str] = []
+        rounds: list[int] = []
         where = f"{self._storage.url}/{expected.key}"
         try:
             source = self._storage.open(expected.key)
@@ -73,15 +76,29 @@ class ShardCheck:
                     with naming_damage(where):
                         rows = batch.to_pylist()
                     ordinals += [values["ordinal"] for values in rows]
+                    rounds += [values["round"] for values in rows]
                     digests += [self._checked_digest(expected.key, values) for values in rows]
         if ordinals != list(range(expected.first, expected.last + 1)):
             self._findings.add(Code.SHARD_ROWS, expected.key, "does not have each row of its range once and in order")
+        elif self._is_outdated(file, replace(expected, digest=content_digest(ordinals, digests)), rounds, digests):
+            self.outdated += 1
         elif content_digest(ordinals, digests) != expected.digest:
             self._findings.add(
                 Code.SHARD_ROWS, expected.key, "its rows are not the journal's: delete it and seal again"
             )
         elif file.entry != shard_entry(expected, self._plan.digest):
             self._findings.add(Code.SHARD_ROWS, expected.key, "its footer is not that of its rows and plan: seal again")
+
+    def _is_outdated(self, file: RowsFile, found: Shard, rounds: Sequence[int], digests: Sequence[str]) -> bool:
+        """Whether it is what its footer says, and differs from the journal only in rows that were made again since."""
+        differing = 0
+        for ordinal, round_, digest in zip(range(found.first, found.last + 1), rounds, digests, strict=True):
+            if self._winners.number_of(ordinal) is None or digest == self._winners.digest_of(ordinal):
+                continue
+            if round_ >= self._winners.round_of(ordinal):
+                return False
+            differing += 1
+        return differing > 0 and file.entry == shard_entry(found, self._plan.digest)
 
     def _checked_digest(self, key: str, values: dict[str, Any]) -> str:
         digest = determined_digest(values)
@@ -92,10 +109,9 @@ class ShardCheck:
     def _expected(self, key: str, first: int, last: int) -> Shard | None:
         """What the shard must be; None if some of its rows are not done."""
         ordinals = range(first, last + 1)
-        if any(ordinal not in self._done and ordinal not in self._refused for ordinal in ordinals):
+        if any(ordinal not in self._done and ordinal not in self._settled for ordinal in ordinals):
             return None
-        refused = [ordinal for ordinal in ordinals if ordinal in self._refused]
-        planned = self._plan.rows(refused) if refused else []
-        refused_digests = {row.ordinal: str(to_values(refused_row(row, "", ""))["digest"]) for row in planned}
-        digests = [refused_digests.get(ordinal) or self._winners.digest_of(ordinal) for ordinal in ordinals]
+        settled = settled_table(self._plan, [ordinal for ordinal in ordinals if ordinal in self._settled], "", "")
+        settled_digests = dict(zip(integers(settled, "ordinal"), texts(settled, "digest"), strict=True))
+        digests = [settled_digests.get(ordinal) or self._winners.digest_of(ordinal) for ordinal in ordinals]
         return Shard(key, first, last, len(ordinals), content_digest(ordinals, digests))

@@ -39,6 +39,10 @@ class Winners:
         number = self._numbers[ordinal]
         return None if number == _NONE else number
 
+    def round_of(self, ordinal: int) -> int:
+        """The round of the row that counts; -1 if there is none."""
+        return self._rounds[ordinal]
+
     def digest_of(self, ordinal: int) -> str:
         """The digest of the row that counts. Meaningless where `number_of` is None."""
         return self._digests[ordinal * _DIGEST_BYTES : (ordinal + 1) * _DIGEST_BYTES].hex()

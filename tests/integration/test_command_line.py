@@ -28,6 +28,25 @@ def finished_run(folder: Path) -> Path:
     return folder / "run"
 
 
+def test_retry_opens_rows_again_and_says_what_is_next(tmp_path: Path) -> None:
+    begun = begin_run(make_spec(tmp_path, rows=20, sampling={"max_tokens": 12}))
+    asyncio.run(drive(LocalCluster(), begun))
+    seal_run(begun.storage, begun.worker_setup.run)
+    opened = regen("retry", "run", "--status", "truncated", "--max-tokens", "100", cwd=tmp_path)
+    assert opened.returncode == 0, opened.stderr
+    seen = json.loads(regen("status", "run", "--json", cwd=tmp_path).stdout)
+    assert 0 < seen["reopened"] == seen["outcomes"]["truncated"]
+    assert not seen["is_finished"]
+    assert sum(seen["outcomes_by_replica"]["0"].values()) == 20
+    assert seen["labels_by_source"]["rows"]["cut_in_answer"] >= seen["reopened"]
+    assert f"{seen['reopened']} rows opened again (round 1)" in opened.stdout
+    assert regen("verify", "run", cwd=tmp_path).returncode == 0
+    again = regen("retry", "run", "--status", "truncated", "--max-tokens", "99999", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "leaves no room" in again.stderr
+    assert regen("retry", "run", "--status", "nothing", cwd=tmp_path).returncode == 2
+
+
 def written(folder: Path, **sections: object) -> str:
     (folder / "spec.yaml").write_text(dump_spec(make_spec(folder, **sections)), encoding="utf-8")  # type: ignore[arg-type]
     return "spec.yaml"

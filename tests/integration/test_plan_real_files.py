@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from regen.data.dry_render import before_first_slot
 from regen.data.plan import open_plan
 from regen.data.planning import build_plan
-from regen.data.rendering import first_prompt
 from regen.data.target import resolve_target
 from regen.data.template import load_template
+from regen.data.template_messages import template_messages
 from regen.spec import parse_spec
 from tests.memory_storage import MemoryStorage
 from tests.toy_target import build_toy_target
@@ -28,7 +29,12 @@ ACCEPTED = [
     "vicuna_bench.jsonl",
     "fastchat_dummy_conversation.json",
 ]
-REFUSED = ["BFCL_v4_simple_python.json", "BFCL_v4_multiple.json", "BFCL_v4_parallel.json", "BFCL_v4_live_simple.json"]
+WITH_TOOLS = [
+    "BFCL_v4_simple_python.json",
+    "BFCL_v4_multiple.json",
+    "BFCL_v4_parallel.json",
+    "BFCL_v4_live_simple.json",
+]
 
 pytestmark = pytest.mark.skipif(not PROMPTS.is_dir(), reason="the shared data is not here")
 
@@ -58,7 +64,7 @@ def toy(tmp_path_factory):
 @pytest.fixture(scope="module")
 def planned(toy):
     """Every file as a source of its own: the summary, and the rows by file name in source order."""
-    names = [*ACCEPTED, *REFUSED]
+    names = [*ACCEPTED, *WITH_TOOLS]
     spec = parse_spec(
         {
             "name": "real",
@@ -96,13 +102,35 @@ def test_user_texts_are_kept_in_order_and_answers_are_slots(planned, name):
         assert row.prompt_tokens == len(f"?user\n{texts[0]}?\n?assistant\n".encode())
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_turns_of_messages_are_refused_with_a_reason(planned, name):
-    _, by_file = planned
+def json_types(schema):
+    """Every name of a type in a schema, by the places where JSON Schema has schemas."""
+    names = [schema["type"]] if isinstance(schema.get("type"), str) else []
+    inner = [*schema.get("properties", {}).values(), schema.get("items"), schema.get("additionalProperties")]
+    return names + [name for part in inner if isinstance(part, dict) for name in json_types(part)]
+
+
+@pytest.mark.parametrize("name", WITH_TOOLS)
+def test_bfcl_rows_are_conversations_with_tools(planned, name):
+    summary, by_file = planned
     raw = raw_rows(name)
     assert [row.location for row in by_file[name]] == [f"{PROMPTS / name}:{line}" for line in range(1, len(raw) + 1)]
-    for row in by_file[name]:
-        assert (row.refusal.reason, row.refusal.detail) == ("wrong_type", "the prompt is list, not text")
+    for given, row in zip(raw, by_file[name], strict=True):
+        assert row.refusal is None
+        assert row.source_id == given["id"]
+        expected = [message["content"] for turn in given["question"] for message in [*turn, {"content": None}]]
+        assert [message.content for message in row.conversation.messages] == expected
+        tools = json.loads(row.conversation.tools_json)
+        assert [tool["type"] for tool in tools] == ["function"] * len(given["function"])
+        assert [tool["function"]["name"] for tool in tools] == [tool["name"] for tool in given["function"]]
+        for tool, function in zip(tools, given["function"], strict=True):
+            types = json_types(tool["function"]["parameters"])
+            assert set(types) <= {"object", "array", "number", "integer", "boolean", "string"}
+            named = [kind for kind in json_types(function["parameters"]) if kind != "any"]
+            assert len(types) == len(named)
+            assert types.count("number") == named.count("float")
+            assert types.count("object") == named.count("dict")
+    (source,) = [source for source in summary.sources if source.name == name]
+    assert (source.accepted, source.notes["tools_wrapped"], source.turns) == (len(raw), len(raw), len(raw))
 
 
 def test_no_prompt_holds_a_printed_python_list(planned, toy):
@@ -111,7 +139,6 @@ def test_no_prompt_holds_a_printed_python_list(planned, toy):
     for rows in by_file.values():
         for row in rows:
             if row.refusal is None:
-                given = first_prompt(row.conversation).messages
-                messages = tuple({"role": message.role.value, "content": message.content} for message in given)
-                printed = template.decode(template.render(messages, None, None)).count("[{'")
+                given = before_first_slot(row.conversation)
+                printed = template.decode(template.render(template_messages(given), None, None)).count("[{'")
                 assert printed == sum((message.content or "").count("[{'") for message in given)

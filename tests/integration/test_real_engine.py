@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from regen.records import Status
+from regen.run.export import ExportOptions, export
 from regen.run.session import standing
 from regen.spec import dump_spec, parse_spec
 from regen.store.storage import LocalStorage
@@ -62,6 +64,7 @@ def test_killed_twice_and_continued_the_run_is_whole_and_reads_back(tmp_path: Pa
     assert regen("verify", "run", cwd=tmp_path).returncode == 0
     check_rows(tmp_path / "run", smollm2)
     check_trainer_view(tmp_path / "run")
+    check_exports(tmp_path / "run", smollm2, tmp_path / "exports")
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert report["accept_length"] > 1.0
 
@@ -94,3 +97,31 @@ def check_trainer_view(run: Path) -> None:
     )
     assert len(loaded) == 45
     assert len(set(loaded["row_id"])) == 45
+
+
+def check_exports(run: Path, model: Path, out: Path) -> None:
+    """A real tokenizer on what a real engine sampled: ids as they were, and text only where it gives them."""
+    from transformers import AutoTokenizer
+
+    rows = {row["row_id"]: row for row in shard_table(run).to_pylist()}
+    for name in ("speculators", "messages"):
+        options = ExportOptions(name, str(out / name), statuses=frozenset({Status.TRUNCATED}))
+        done = export(str(run), options, say=lambda text: None)
+        assert done.tally.rows_seen == len(rows)
+    ids = {line["id"]: line for line in exported_lines(out / "speculators")}
+    generations = {
+        f"{row_id}-{turn['turn']}": turn["prompt_token_ids"] + turn["completion_token_ids"]
+        for row_id, row in rows.items()
+        for turn in row["generations"]
+    }
+    assert {name: line["input_ids"] for name, line in ids.items()} == generations
+    tokenizer = AutoTokenizer.from_pretrained(str(model))
+    for line in exported_lines(out / "messages"):
+        rendered = tokenizer.apply_chat_template(line["messages"], tokenize=True, return_dict=True)["input_ids"]
+        for turn in rows[line["id"]]["generations"]:
+            said = turn["prompt_token_ids"] + turn["completion_token_ids"]
+            assert rendered[: len(said)] == said
+
+
+def exported_lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]

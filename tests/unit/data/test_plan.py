@@ -8,7 +8,7 @@ from regen.data.plan_rows import from_values, to_values
 from regen.data.plan_summary import PLAN_KEY, PlanSummary, SourceSummary
 from regen.data.plan_writer import PlanWriter
 from regen.errors import JournalDamaged
-from regen.records import Conversation, Message, PlannedRow, Refusal, Role, Stage
+from regen.records import Conversation, Message, PlannedRow, Refusal, Role, Stage, Status
 from tests.memory_storage import MemoryStorage
 
 
@@ -67,7 +67,9 @@ def test_rows_come_back_as_they_were(storage):
 def test_refused_rows_are_listed_in_order(storage):
     rows = rows_of(2000)
     write(storage, rows)
-    assert list(open_plan(storage).refused()) == [(row.ordinal, row.source) for row in rows if row.refusal]
+    assert list(open_plan(storage).settled()) == [
+        (row.ordinal, row.source, Status.REJECTED) for row in rows if row.refusal
+    ]
 
 
 @pytest.mark.parametrize("ordinal", [-1, 2000])
@@ -108,7 +110,7 @@ def test_no_plan_says_so(storage):
         open_plan(storage)
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"version": 2}', b'{"version": 1}'])
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"version": 3}', b'{"version": 1}'])
 def test_a_damaged_summary_is_named(storage, content):
     storage.replace(PLAN_KEY, content)
     with pytest.raises(JournalDamaged, match=r"plan\.json"):

@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from regen.data import planning
+from regen.data import drafting
+from regen.data.dry_render import UNEXPECTED, before_first_slot
 from regen.data.normalize import normalize
 from regen.data.plan import open_plan, read_summary
 from regen.data.plan_summary import PlanSummary
 from regen.data.planning import build_plan
-from regen.data.rendering import UNEXPECTED
 from regen.data.target import resolve_target
 from regen.errors import SourceError
 from regen.records import Message, Role, Stage
@@ -140,8 +140,8 @@ def test_the_length_limits_are_exact(tmp_path, plan_of):
 
 
 def test_content_as_parts_never_reaches_the_prompt_as_a_python_list(tmp_path, toy, plan_of):
-    from regen.data.rendering import first_prompt
     from regen.data.template import load_template
+    from regen.data.template_messages import template_messages
 
     parts = [{"type": "text", "text": "hi"}, {"type": "text", "text": "there"}]
     image = [{"type": "text", "text": "hi"}, {"type": "image_url", "image_url": {"url": "x"}}]
@@ -152,8 +152,7 @@ def test_content_as_parts_never_reaches_the_prompt_as_a_python_list(tmp_path, to
     template = load_template(toy, False, {})
     for row in rows:
         if row.refusal is None:
-            job = first_prompt(row.conversation)
-            messages = tuple({"role": message.role, "content": message.content} for message in job.messages)
+            messages = template_messages(before_first_slot(row.conversation))
             assert "[{'type'" not in template.decode(template.render(messages, None, None))
 
 
@@ -259,12 +258,12 @@ def test_an_empty_source_is_a_source_without_rows(tmp_path, plan_of):
 
 
 def test_an_unforeseen_error_in_normalising_costs_the_row(tmp_path, plan_of, monkeypatch):
-    def failing(value, shape, system_prompt):
+    def failing(value, rules):
         if value == {"prompt": "bug"}:
             raise ZeroDivisionError("secret")
-        return normalize(value, shape, system_prompt)
+        return normalize(value, rules)
 
-    monkeypatch.setattr(planning, "normalize", failing)
+    monkeypatch.setattr(drafting, "normalize", failing)
     path = write(tmp_path / "x.jsonl", [{"prompt": "a"}, {"prompt": "bug"}])
     summary, rows = plan_of({"name": "x", "path": path})
     assert rows[1].refusal is not None

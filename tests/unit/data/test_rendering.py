@@ -1,6 +1,7 @@
 import pytest
 
-from regen.data.rendering import Renderer, RenderJob, first_prompt
+from regen.data.dry_render import RenderJob, before_first_slot
+from regen.data.rendering import Renderer, RenderSetup
 from regen.errors import RegenError
 from regen.records import Conversation, Message, Role, Stage
 from tests.toy_target import build_toy_target
@@ -12,18 +13,19 @@ def toy(tmp_path_factory):
 
 
 def job(*messages):
-    return RenderJob(tuple(Message(role, content) for role, content in messages), None, None)
+    given = tuple(Message(role, content) for role, content in messages)
+    return RenderJob(Conversation((*given, Message(Role.ASSISTANT, None))))
 
 
 def test_only_what_stands_before_the_first_slot_is_rendered():
     user, slot = Message(Role.USER, "x"), Message(Role.ASSISTANT, None)
-    assert first_prompt(Conversation((user, slot, user, slot), tools_json="[]")) == RenderJob((user,), "[]", None)
+    assert before_first_slot(Conversation((user, slot, user, slot), tools_json="[]")) == (user,)
 
 
 def test_results_keep_the_order_and_a_bad_row_costs_itself(toy):
     bad = job((Role.USER, "x"), (Role.SYSTEM, "late"))
     chunks = [(name, [job((Role.USER, "x" * number)), bad]) for number, name in enumerate("abc", start=1)]
-    with Renderer(toy, False, {}, 1) as renderer:
+    with Renderer(RenderSetup(toy), 1) as renderer:
         made = list(renderer.map(chunks))
     assert [name for name, _ in made] == ["a", "b", "c"]
     lengths = [good.prompt_tokens for _, (good, _) in made]
@@ -36,7 +38,7 @@ def test_results_keep_the_order_and_a_bad_row_costs_itself(toy):
 def test_processes_that_die_end_planning_with_advice(tmp_path, monkeypatch):
     monkeypatch.setattr("regen.data.rendering._WORK_BEFORE_POOL", 0)
     with (
-        Renderer(tmp_path / "no target", False, {}, 2) as renderer,
+        Renderer(RenderSetup(tmp_path / "no target"), 2) as renderer,
         pytest.raises(RegenError, match="renders prompts died"),
     ):
         list(renderer.map([("a", [job((Role.USER, "x"))])]))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import pyarrow as pa
 
 from regen.protocols import Storage
-from regen.records import OutputRow
+from regen.records import OutputRow, Status
 from regen.rows import to_table
 from regen.store import footer as footers
 from regen.store.control import Claim, Record
@@ -26,12 +26,12 @@ def opened(
     storage: Storage,
     session: str = "s1",
     plan_rows: int = 100,
-    refused: Iterable[tuple[int, str]] = (),
+    settled: Iterable[tuple[int, str, Status]] = (),
     snapshot_every: int = 4,
 ) -> Journal:
     """A journal that was replayed and claimed."""
     journal = Journal(storage, session, plan_rows, snapshot_every=snapshot_every)
-    journal.replay(refused)
+    journal.replay(settled)
     journal.claim(claim_of(session))
     return journal
 

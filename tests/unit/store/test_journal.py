@@ -66,7 +66,8 @@ def test_what_is_committed_is_read_back(storage: FaultyStorage) -> None:
 def test_totals_count_every_token_and_step(storage: FaultyStorage) -> None:
     seen = observed((observed_generation(0, Acceptance(4, 12, 6, (3, 2, 1))), observed_generation(1, None)))
     more = observed((observed_generation(0, Acceptance(2, 2, 1, (1,))),))
-    journal = opened(storage, refused=[(90, "chat"), (91, "math")])
+    settled = [(90, "chat", Status.REJECTED), (91, "math", Status.NATIVE)]
+    journal = opened(storage, settled=settled)
     journal.publish(to_table([output_row(0, turns=2, tokens=10, seen=seen), output_row(1, seen=more)]))
     journal.publish(to_table([output_row(3, status=Status.FAILED, turns=0, seen=observed(()))]))
 
@@ -76,12 +77,12 @@ def test_totals_count_every_token_and_step(storage: FaultyStorage) -> None:
         ("chat", Status.FAILED): 1,
         ("chat", Status.REJECTED): 1,
         ("math", Status.OK): 1,
-        ("math", Status.REJECTED): 1,
+        ("math", Status.NATIVE): 1,
     }
     assert (totals.generations, totals.output_tokens) == (3, 10 + 10 + 5)
     assert totals.prompt_tokens == 3 + 4 + 3
     assert totals.acceptance == Acceptance(6, 14, 7, (4, 2, 1))
-    assert replay(storage, PLAN_ROWS, [(90, "chat"), (91, "math")]).totals == totals
+    assert replay(storage, PLAN_ROWS, settled).totals == totals
 
 
 def test_an_ordinal_twice_in_a_table_is_refused(storage: FaultyStorage) -> None:
@@ -91,7 +92,7 @@ def test_an_ordinal_twice_in_a_table_is_refused(storage: FaultyStorage) -> None:
 
 @pytest.mark.parametrize("ordinal", [PLAN_ROWS, 50])
 def test_rows_that_cannot_have_a_result_are_refused(storage: FaultyStorage, ordinal: int) -> None:
-    journal = opened(storage, refused=[(50, "code")])
+    journal = opened(storage, settled=[(50, "code", Status.REJECTED)])
 
     with pytest.raises(ValueError, match=f"row {ordinal}"):
         journal.prepare(table_of(1, ordinal))
@@ -480,7 +481,7 @@ def test_the_journal_of_another_plan_stops_a_replay(storage: FaultyStorage) -> N
     with pytest.raises(JournalDamaged, match="plan of 100 rows, and this plan has 99"):
         _replayed(storage, 99)
     with pytest.raises(JournalDamaged, match="row 1, which the plan refuses"):
-        replay(storage, PLAN_ROWS, [(1, "math")])
+        replay(storage, PLAN_ROWS, [(1, "math", Status.REJECTED)])
 
 
 def test_rows_of_a_session_that_did_not_hold_the_run_stop_a_replay(storage: FaultyStorage) -> None:
@@ -492,7 +493,7 @@ def test_rows_of_a_session_that_did_not_hold_the_run_stop_a_replay(storage: Faul
 
 
 def test_an_empty_store_replays_to_nothing() -> None:
-    replayed = replay(MemoryStorage(), 3, [(2, "code")])
+    replayed = replay(MemoryStorage(), 3, [(2, "code", Status.REJECTED)])
 
     assert sorted(replayed.done) == [2]
     assert replayed.totals.outcomes == {("code", Status.REJECTED): 1}

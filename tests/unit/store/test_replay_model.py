@@ -10,11 +10,11 @@ from regen.rows import to_table
 from regen.store.journal import Journal
 from regen.store.replay import replay
 from tests.memory_storage import MemoryStorage
-from tests.output_rows import observed, observed_generation, output_row, source_of
+from tests.output_rows import observed, observed_generation, output_row
 from tests.unit.store.journals import claim_of
 
 PLAN_ROWS = 12
-REFUSED = [(10, source_of(10)), (11, source_of(11))]
+SETTLED = [(10, "chat", Status.REJECTED), (11, "math", Status.NATIVE)]
 
 acceptances = st.none() | st.builds(
     Acceptance,
@@ -61,7 +61,7 @@ class Model:
     def totals(self) -> Totals:
         outcomes: dict[tuple[str, Status], int] = {}
         for source, status in [(row.source, row.status) for row in self.rows.values()] + [
-            (source, Status.REJECTED) for _, source in REFUSED
+            (source, status) for _, source, status in SETTLED
         ]:
             outcomes[source, status] = outcomes.get((source, status), 0) + 1
         generations = [made for row in self.rows.values() for made in row.generations]
@@ -101,7 +101,7 @@ def test_replay_is_what_the_rows_amount_to(history: list[list[OutputRow] | str],
 
     def opened() -> Journal:
         journal = Journal(storage, f"s{session}", PLAN_ROWS, snapshot_every=snapshot_every)
-        journal.replay(REFUSED)
+        journal.replay(SETTLED)
         journal.claim(claim_of(f"s{session}"))
         return journal
 
@@ -115,11 +115,11 @@ def test_replay_is_what_the_rows_amount_to(history: list[list[OutputRow] | str],
         result = journal.publish(to_table(step))
         assert set(result.repeated) == {row.ordinal for row in step} - counted
 
-        replayed = replay(storage, PLAN_ROWS, REFUSED)
+        replayed = replay(storage, PLAN_ROWS, SETTLED)
         assert replayed.done == journal.done
         assert sorted(replayed.done) == sorted({*model.rows, 10, 11})
         assert replayed.totals == journal.totals
         assert _without_trailing_zeros(replayed.totals) == _without_trailing_zeros(model.totals())
         assert replayed.next_number == journal.next_number == len(journal.files())
-    newest = replay(storage, PLAN_ROWS, REFUSED).newest_claim
+    newest = replay(storage, PLAN_ROWS, SETTLED).newest_claim
     assert newest == claim_of(f"s{session}")

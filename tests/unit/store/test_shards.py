@@ -12,15 +12,15 @@ import pytest
 
 from regen.errors import JournalDamaged, StoreUnavailable, UserError
 from regen.protocols import Storage
-from regen.records import OutputRow, Role, Stage, Status
+from regen.records import OutputRow, Role, Split, Stage, Status
 from regen.rows import SCHEMA, from_table, to_table
 from regen.store import shards as shards_module
 from regen.store.layout import JOURNAL, SHARDS, journal_key, shard_key
 from regen.store.parquet import RowsFile
-from regen.store.shards import Shard, in_row_groups, refused_row, seal
+from regen.store.shards import Shard, in_row_groups, seal, settled_row
 from regen.store.storage import LocalStorage
 from tests.memory_storage import MemoryStorage
-from tests.output_rows import MemoryPlan, observed, output_row, planned_row
+from tests.output_rows import MemoryPlan, native_row, observed, output_row, planned_row
 from tests.unit.store.faulty_storage import FaultyStorage
 from tests.unit.store.journals import opened, published
 
@@ -68,7 +68,7 @@ def test_shards_hold_every_row_of_the_plan_in_order(plan: MemoryPlan) -> None:
     assert rows[7].observed.session == "session 0"
 
 
-def test_refused_rows_say_why_and_hold_no_answer(plan: MemoryPlan) -> None:
+def test_settled_rows_say_why_and_hold_no_answer(plan: MemoryPlan) -> None:
     storage = MemoryStorage()
     _finished(storage)
     _seal(storage, plan)
@@ -86,12 +86,24 @@ def test_refused_rows_say_why_and_hold_no_answer(plan: MemoryPlan) -> None:
     assert row.observed.fingerprint == "f" * 32
 
 
-def test_a_refused_row_without_a_conversation_has_no_messages() -> None:
+def test_a_settled_row_without_a_conversation_has_no_messages() -> None:
     planned = replace(MemoryPlan(1, [0]).rows([0])[0], conversation=None)
 
-    assert refused_row(planned, "s1", "f").messages == ()
-    with pytest.raises(ValueError, match="not refused"):
-        refused_row(planned_row(0), "s1", "f")
+    assert settled_row(planned, "s1", "f").messages == ()
+    with pytest.raises(ValueError, match="not settled"):
+        settled_row(planned_row(0), "s1", "f")
+
+
+def test_a_native_row_is_whole_and_as_it_is_planned() -> None:
+    planned = native_row(3)
+    row = settled_row(planned, "s1", "f" * 32)
+
+    assert (row.status, row.split, row.reason) == (Status.NATIVE, Split.EVAL, None)
+    assert planned.conversation is not None
+    assert row.messages == planned.conversation.messages
+    assert row.generations == planned.native
+    assert row.generations[0].sampling is None
+    assert from_table(to_table([row])) == [row]
 
 
 @pytest.mark.parametrize("per_file", [1, 3, 100])

@@ -13,13 +13,13 @@ import pytest
 
 from regen.errors import JournalDamaged
 from regen.records import OutputRow, PlannedRow, Status
-from regen.rows import from_table, to_table
+from regen.rows import SCHEMA, from_table, to_table
 from regen.store.findings import Code
 from regen.store.footer import Footer
 from regen.store.layout import PLAN, SHARDS, journal_key, shard_key
 from regen.store.parquet import RowsFile, content_digest, encode_rows, integers, texts
 from regen.store.replay import replay
-from regen.store.shards import seal
+from regen.store.shards import Shard, seal, shard_entry
 from regen.store.storage import LocalStorage
 from regen.store.verify import Verification, verify
 from tests.memory_storage import MemoryStorage
@@ -236,7 +236,13 @@ def _swapped_shard(folder: Folder) -> None:
 
 
 def _shard_of_other_rows(folder: Folder) -> None:
-    opened(folder.storage, "s2", PLAN_ROWS).publish(to_table([output_row(12, round_=1)]))
+    """Whole, by its own footer, and with a row that was never in the journal."""
+    key = shard_key(10, 19)
+    rows = RowsFile(folder.storage.read(key), "test").table().to_pylist()
+    rows[2] = to_table([output_row(12, text="never committed")]).to_pylist()[0]
+    digest = content_digest([row["ordinal"] for row in rows], [row["digest"] for row in rows])
+    entry = shard_entry(Shard(key, 10, 19, 10, digest), folder.plan.digest)
+    folder.storage.replace(key, encode_rows(pa.Table.from_pylist(rows, schema=SCHEMA), entry))
 
 
 def _shard_with_less(folder: Folder) -> None:
@@ -309,8 +315,8 @@ def _plan_damaged(folder: Folder) -> None:
 
 def _plan_with_other_refusals(folder: Folder) -> None:
     class Other(_ChangedPlan):
-        def refused(self) -> Iterator[tuple[int, str]]:
-            return iter([(3, "chat")])
+        def settled(self) -> Iterator[tuple[int, str, Status]]:
+            return iter([(3, "chat", Status.REJECTED)])
 
     folder.plan = Other(lambda rows: rows)
 
@@ -364,6 +370,15 @@ def test_damage_is_found_and_named(folder: Folder, damage: Callable[[Folder], No
     assert not result.is_complete
 
 
+def test_a_shard_older_than_a_retry_is_whole_and_outdated(folder: Folder) -> None:
+    opened(folder.storage, "s2", PLAN_ROWS).publish(to_table([output_row(12, round_=1)]))
+
+    result = folder.verify()
+
+    assert result.is_complete
+    assert result.shards_outdated == 1
+
+
 def test_a_row_lost_after_a_retry_is_found() -> None:
     storage, plan = MemoryStorage(), MemoryPlan(PLAN_ROWS)
     journal = published(storage, [[output_row(0), output_row(1)], [output_row(0, round_=1)]], PLAN_ROWS)
@@ -381,6 +396,29 @@ def test_alike_findings_of_a_file_are_told_once(folder: Folder) -> None:
 
     assert len(found) == 1
     assert "2 more" in found[0].message
+
+
+def test_native_rows_are_counted_sealed_and_checked() -> None:
+    storage, plan = MemoryStorage(), MemoryPlan(PER_SHARD, [1], [2, 3])
+    published(storage, [[output_row(ordinal) for ordinal in range(PER_SHARD) if ordinal not in (1, 2, 3)]], PER_SHARD)
+    seal(storage, plan, PER_SHARD, session="s1", fingerprint="f")
+    found = verify(storage, plan, PER_SHARD)
+
+    assert found.is_complete, found.findings
+    assert (found.outcomes[Status.NATIVE], found.outcomes[Status.REJECTED]) == (2, 1)
+    assert replay(storage, PER_SHARD, plan.settled()).totals.by_status()[Status.NATIVE] == 2
+
+    other = MemoryPlan(PER_SHARD, [1], [2])
+    assert Code.SHARD_ROWS in [finding.code for finding in verify(storage, other, PER_SHARD).findings]
+
+
+def test_a_plan_that_calls_a_native_row_rejected_is_found() -> None:
+    class Lying(MemoryPlan):
+        def settled(self) -> Iterator[tuple[int, str, Status]]:
+            return ((ordinal, source, Status.REJECTED) for ordinal, source, _ in super().settled())
+
+    found = verify(MemoryStorage(), Lying(3, [], [1]), PER_SHARD)
+    assert Code.PLAN_REFUSED in [finding.code for finding in found.findings]
 
 
 def test_a_shard_ahead_of_the_journal_is_found() -> None:
@@ -404,19 +442,19 @@ def test_a_journal_file_cut_anywhere_is_found(folder: Folder, number: int) -> No
 
         assert journal_key(number) in {finding.where for finding in folder.verify().findings}, length
         with pytest.raises(JournalDamaged, match=rf"{number:08d}\.parquet"):
-            replay(folder.storage, PLAN_ROWS, folder.plan.refused())
+            replay(folder.storage, PLAN_ROWS, folder.plan.settled())
 
 
 @pytest.mark.parametrize("number", [2, FILES - 1])
 def test_any_altered_byte_of_a_journal_file_is_found(folder: Folder, number: int) -> None:
     key = journal_key(number)
-    data, expected = folder.storage.read(key), replay(folder.storage, PLAN_ROWS, folder.plan.refused())
+    data, expected = folder.storage.read(key), replay(folder.storage, PLAN_ROWS, folder.plan.settled())
     for position in _attempts(len(data), 50):
         folder.storage.replace(key, _flipped(data, position))
 
         assert key in {finding.where for finding in folder.verify().findings}, position
         with suppress(JournalDamaged):  # replay does not read everything, but what it says is right
-            assert replay(folder.storage, PLAN_ROWS, folder.plan.refused()) == expected, position
+            assert replay(folder.storage, PLAN_ROWS, folder.plan.settled()) == expected, position
 
 
 def test_any_altered_byte_of_a_shard_is_found(folder: Folder) -> None:

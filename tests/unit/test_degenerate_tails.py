@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 
-from regen.speculative.degenerate import looks_degenerate
+from regen.degenerate import looks_degenerate
 
 END = 2
 

@@ -1,0 +1,115 @@
+"""What the engine has sampled -> one turn: text, reasoning, content, calls of tools, and what is to be said of it.
+
+Ids stay as they are; all else is a view of them. Blocking, some milliseconds for a long answer: call it from a thread.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from regen.protocols import Answer, AnswerParser, ChatTemplate, ParsedAnswer
+from regen.records import (
+    Completion,
+    Conversation,
+    FinishReason,
+    Generation,
+    GenerationRequest,
+    Label,
+    Message,
+    Origin,
+    Role,
+    Sampling,
+)
+from regen.run.labels import Made, labels_of
+from regen.run.setup import RunSetup, WorkerSetup
+from regen.run.tool_results import calls_json, ids_of
+
+# Where a template opens a thought, it is the last thing in the prompt.
+PROMPT_TAIL_TOKENS = 32
+
+
+class Reader:
+    """Reads the answers of one target. Without a `parser` the whole text of an answer is its content. Thread-safe."""
+
+    def __init__(self, setup: WorkerSetup, template: ChatTemplate, parser: AnswerParser | None) -> None:
+        self._setup = setup
+        self._template = template
+        self._parser = parser
+
+    def turn(
+        self,
+        turn: int,
+        request: GenerationRequest,
+        completion: Completion,
+        conversation: Conversation,
+        history: Sequence[Message],
+    ) -> Generation:
+        """`history` is what stood before this answer. Calls are kept of a good turn only."""
+        text = self._template.decode(completion.token_ids)
+        parsed = self._parsed(text, request, completion, conversation)
+        labels = self._labels(completion, parsed, history)
+        is_good = all(label.is_note for label in labels)
+        return Generation(
+            turn=turn,
+            origin=Origin.TARGET,
+            prompt_token_ids=request.prompt_token_ids,
+            completion_token_ids=completion.token_ids,
+            text=text,
+            content=parsed.content,
+            finish_reason=completion.finish_reason,
+            stop_reason=completion.stop_reason,
+            sampling=request.sampling,
+            cap=request.cap,
+            seed=request.seed,
+            reasoning=parsed.reasoning,
+            tool_calls_json=self._calls(parsed, history) if parsed.calls and is_good else None,
+            labels=labels,
+        )
+
+    def _parsed(
+        self, text: str, request: GenerationRequest, completion: Completion, conversation: Conversation
+    ) -> ParsedAnswer:
+        if self._parser is None:
+            return ParsedAnswer(_without_stop_string(text, completion, request.sampling))
+        whole = self._template.text_with_special_tokens(_without_closing_id(completion, request.sampling))
+        return self._parser.parse(
+            Answer(
+                text=_without_stop_string(whole, completion, request.sampling),
+                prompt_tail=self._template.text_with_special_tokens(request.prompt_token_ids[-PROMPT_TAIL_TOKENS:]),
+                tools_json=conversation.tools_json,
+                template_kwargs=json.loads(effective_template_kwargs(self._setup.run, conversation) or "{}"),
+            )
+        )
+
+    def _labels(self, completion: Completion, parsed: ParsedAnswer, history: Sequence[Message]) -> tuple[Label, ...]:
+        asked = next((message.content or "" for message in reversed(history) if message.role is Role.USER), "")
+        ids = completion.token_ids
+        made = Made(ids, completion.finish_reason, parsed, has_parser=self._parser is not None, request=asked)
+        labels = labels_of(made, self._template.decode)
+        comes_back = self._template.reencoded(ids) == ids
+        return labels if comes_back else (*labels, Label.RETOKENISES_DIFFERENTLY)
+
+    def _calls(self, parsed: ParsedAnswer, history: Sequence[Message]) -> str:
+        earlier = [id_ for message in history for id_ in ids_of(message.tool_calls_json)]
+        return calls_json(parsed.calls, self._setup.answers.tool_call_id, earlier)
+
+
+def effective_template_kwargs(run: RunSetup, conversation: Conversation) -> str | None:
+    """What the template was given besides the messages, as JSON text: the spec's, the row's own winning."""
+    own = json.loads(conversation.template_kwargs_json) if conversation.template_kwargs_json else {}
+    kwargs = {**run.spec.target.template_kwargs, **own}
+    return json.dumps(kwargs, sort_keys=True) if kwargs else None
+
+
+def _without_closing_id(completion: Completion, sampling: Sampling) -> tuple[int, ...]:
+    ids = completion.token_ids
+    is_closed = completion.finish_reason is FinishReason.STOP and ids and ids[-1] in sampling.stop_token_ids
+    return ids[:-1] if is_closed else ids
+
+
+def _without_stop_string(text: str, completion: Completion, sampling: Sampling) -> str:
+    """The engine samples a stop string before it stops at it: it is in the ids, and no part of the answer."""
+    if completion.stop_reason in sampling.stop:
+        return text[: text.rfind(completion.stop_reason)]
+    return text

@@ -1,0 +1,229 @@
+"""Rows opened again: made anew with other sampling, sealed anew, and never worse off than before."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regen.data.plan import open_plan
+from regen.errors import RunHeld, SpecError
+from regen.records import CoordinatorStatus, Phase, Status
+from regen.run.check import check
+from regen.run.export import ExportOptions, export
+from regen.run.local import LocalCluster
+from regen.run.look import look
+from regen.run.retry import Retry, retry
+from regen.run.session import seal_run, standing
+from regen.run.start import StartOptions, resume
+from regen.store.choosing import Wanted
+from regen.store.replay import replay
+from regen.store.storage import LocalStorage
+from tests.runs import begin_run, drive, make_spec, shard_table
+
+TRUNCATED = Wanted(frozenset({Status.TRUNCATED}))
+
+
+def first_run(folder: Path, **sections: Any) -> LocalStorage:
+    """Thirty rows at a cap that cuts some of them."""
+    sections = {"sampling": {"max_tokens": 12}, **sections}
+    begun = begin_run(make_spec(folder, rows=30, **sections))
+    asyncio.run(drive(LocalCluster(), begun))
+    seal_run(begun.storage, begun.worker_setup.run)
+    return LocalStorage(folder / "run")
+
+
+def resumed(storage: LocalStorage) -> CoordinatorStatus:
+    begun = resume(storage.url, StartOptions(processes=1), say=lambda text: None)
+    status = asyncio.run(drive(LocalCluster(), begun))
+    seal_run(begun.storage, begun.worker_setup.run)
+    return status
+
+
+def by_ordinal(storage: LocalStorage) -> dict[int, dict[str, Any]]:
+    return {row["ordinal"]: row for row in shard_table(Path(storage.url)).to_pylist()}
+
+
+def test_cut_rows_are_made_again_with_a_larger_cap_and_no_others(tmp_path: Path) -> None:
+    storage = first_run(tmp_path)
+    before = by_ordinal(storage)
+    cut = [ordinal for ordinal, row in before.items() if row["status"] == "truncated"]
+    assert 0 < len(cut) < 30
+    assert retry(storage, TRUNCATED, {"max_tokens": 100}) == Retry(len(cut), 1)
+    opened = standing(storage)
+    assert not opened.is_finished
+    assert opened.totals.done == 30
+    assert resumed(storage).phase is Phase.FINISHED
+    after = by_ordinal(storage)
+    for ordinal, row in after.items():
+        if ordinal in cut:
+            assert (row["round"], row["status"]) == (1, "ok")
+            assert {json.loads(turn["sampling"])["max_tokens"] for turn in row["generations"]} == {100}
+        else:
+            assert row == before[ordinal]
+    found = check(storage)
+    assert found.is_right, found.summary()
+    assert standing(storage).is_finished
+    assert look(storage).totals.by_status()[Status.TRUNCATED] == 0
+
+
+def test_an_export_holds_the_rows_that_count_before_and_after_sealed_or_not(tmp_path: Path) -> None:
+    storage = first_run(tmp_path)
+    before = by_ordinal(storage)
+    uncut = {row["row_id"] for row in before.values() if row["status"] == "ok"}
+    retry(storage, TRUNCATED, {"max_tokens": 100})
+    assert exported(storage, tmp_path / "pending").keys() == uncut
+    begun = resume(storage.url, StartOptions(processes=1), say=lambda text: None)
+    asyncio.run(drive(LocalCluster(), begun))
+    outdated = exported(storage, tmp_path / "outdated")
+    seal_run(begun.storage, begun.worker_setup.run)
+    after = by_ordinal(storage)
+    assert outdated == {row["row_id"]: said(row) for row in after.values()}
+    assert len(outdated) == 30 > len(uncut)
+    assert exported(storage, tmp_path / "sealed") == outdated
+
+
+def test_until_they_are_made_the_old_rows_count_and_everything_is_right(tmp_path: Path) -> None:
+    storage = first_run(tmp_path)
+    cut = look(storage).totals.by_status()[Status.TRUNCATED]
+    retry(storage, TRUNCATED, {})
+    found = check(storage)
+    assert found.is_right
+    assert f"{cut} rows opened again and not made yet" in found.summary()
+    seen = look(storage)
+    assert (seen.reopened, seen.is_finished, seen.totals.by_status()[Status.TRUNCATED]) == (cut, False, cut)
+
+
+def test_a_retry_that_fails_keeps_what_there_was_and_leaves_a_note(tmp_path: Path) -> None:
+    refusing = {"faults": [{"kind": "refuse", "after_requests": 0, "times": 10**6}]}
+    storage = first_run(tmp_path)
+    before = by_ordinal(storage)
+    cut = sum(row["status"] == "truncated" for row in before.values())
+    retry(storage, TRUNCATED, {})
+    change_engine(storage, refusing)
+    assert resumed(storage).phase is Phase.FINISHED
+    assert by_ordinal(storage) == before
+    seen = look(storage)
+    assert (seen.reopened, seen.retries_ended, seen.is_finished) == (0, cut, True)
+    assert check(storage).is_right
+
+
+def test_attempts_that_are_used_up_in_a_retry_end_it_too(tmp_path: Path) -> None:
+    storage = first_run(tmp_path)
+    before = by_ordinal(storage)
+    retry(storage, TRUNCATED, {})
+    change_engine(storage, {"faults": [{"kind": "fail", "after_requests": 0, "times": 10**6}]})
+    assert resumed(storage).phase is Phase.FINISHED
+    assert by_ordinal(storage) == before
+    assert look(storage).retries_ended > 0
+
+
+def test_a_second_retry_is_another_round_with_other_answers(tmp_path: Path) -> None:
+    storage = first_run(tmp_path)
+    chosen = Wanted(frozenset({Status.OK}))
+    rounds = [by_ordinal(storage)]
+    for number in (1, 2):
+        opened = retry(storage, chosen, {"max_tokens": 100})
+        assert opened.round == number
+        assert resumed(storage).phase is Phase.FINISHED
+        rounds.append(by_ordinal(storage))
+    again = [ordinal for ordinal, row in rounds[2].items() if row["round"] == 2]
+    assert again
+    for ordinal in again:
+        texts = {made[ordinal]["generations"][0]["text"] for made in rounds}
+        assert len(texts) == 3
+    assert check(storage).is_right
+
+
+def test_shards_older_than_a_retry_are_outdated_and_not_wrong(tmp_path: Path) -> None:
+    storage = first_run(tmp_path)
+    retry(storage, TRUNCATED, {"max_tokens": 100})
+    begun = resume(storage.url, StartOptions(processes=1), say=lambda text: None)
+    asyncio.run(drive(LocalCluster(), begun))
+    found = check(storage)
+    assert found.is_right
+    assert found.verification is not None
+    assert found.verification.shards_outdated > 0
+    seal_run(begun.storage, begun.worker_setup.run)
+    sealed = check(storage)
+    assert sealed.verification is not None
+    assert (sealed.is_right, sealed.verification.shards_outdated) == (True, 0)
+
+
+def test_a_coordinator_that_is_killed_in_a_retry_goes_on_in_the_same_round(tmp_path: Path) -> None:
+    storage = first_run(tmp_path)
+    cut = look(storage).totals.by_status()[Status.TRUNCATED]
+    retry(storage, TRUNCATED, {"max_tokens": 100})
+    change_engine(storage, {"step_seconds": 0.02, "slots": 2})
+
+    async def killed_once() -> CoordinatorStatus:
+        begun = resume(storage.url, StartOptions(processes=1), say=lambda text: None)
+        cluster = LocalCluster()
+        work = asyncio.ensure_future(drive(cluster, begun))
+        while cluster.coordinator is None or not (await cluster.coordinator.status()).session_rows:
+            await asyncio.sleep(0.02)
+        await cluster.coordinator.restart()
+        return await work
+
+    assert asyncio.run(killed_once()).phase is Phase.FINISHED
+    plan = open_plan(storage)
+    assert not replay(storage, plan.count, plan.settled()).reopened.pending
+    begun = resume(storage.url, StartOptions(processes=1), say=lambda text: None)
+    seal_run(begun.storage, begun.worker_setup.run)
+    assert sum(row["round"] == 1 for row in by_ordinal(storage).values()) == cut
+    assert check(storage).is_right
+
+
+def test_what_is_asked_for_is_checked_before_anything_is_written(tmp_path: Path) -> None:
+    storage = first_run(tmp_path)
+    files = sorted(stored.key for stored in storage.list("journal/"))
+    with pytest.raises(SpecError, match=r"--max-tokens 4000 leaves no room"):
+        retry(storage, TRUNCATED, {"max_tokens": 4000})
+    with pytest.raises(SpecError, match=r"temperature"):
+        retry(storage, TRUNCATED, {"temperature": 9.0})
+    with pytest.raises(SpecError, match="no such source; it has rows"):
+        retry(storage, Wanted(frozenset({Status.OK}), sources=frozenset({"other"})), {})
+    assert retry(storage, Wanted(frozenset({Status.NATIVE})), {}) == Retry(0, None)
+    assert retry(storage, Wanted(frozenset({Status.TRUNCATED}), frozenset({"no such"})), {}) == Retry(0, None)
+    assert sorted(stored.key for stored in storage.list("journal/")) == files
+
+
+def test_a_run_that_somebody_runs_is_left_alone(tmp_path: Path) -> None:
+    async def held() -> None:
+        begun = begin_run(make_spec(tmp_path, rows=30, engine={"step_seconds": 0.05, "slots": 1}))
+        cluster = LocalCluster()
+        work = asyncio.ensure_future(drive(cluster, begun))
+        while cluster.coordinator is None or not (await cluster.coordinator.status()).commits:
+            await asyncio.sleep(0.02)
+        with pytest.raises(RunHeld):
+            await asyncio.to_thread(retry, LocalStorage(tmp_path / "run"), TRUNCATED, {})
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        await cluster.close()
+
+    asyncio.run(held())
+
+
+def exported(storage: LocalStorage, out: Path) -> dict[str, list[list[int]]]:
+    """The ids of every generation in an export, by row."""
+    export(storage.url, ExportOptions("speculators", str(out)), say=lambda text: None)
+    found: dict[str, list[list[int]]] = {}
+    for path in sorted(out.glob("*.jsonl")):
+        for line in map(json.loads, path.read_text().splitlines()):
+            found.setdefault(line["id"].split("-")[0], []).append(line["input_ids"])
+    return found
+
+
+def said(row: dict[str, Any]) -> list[list[int]]:
+    return [turn["prompt_token_ids"] + turn["completion_token_ids"] for turn in row["generations"]]
+
+
+def change_engine(storage: LocalStorage, changes: dict[str, Any]) -> None:
+    """Settings that may change between sessions, changed in run.json: what another spec with them would do."""
+    path = Path(storage.url) / "run.json"
+    record = json.loads(path.read_text())
+    record["spec"]["engine"].update(changes)
+    path.write_text(json.dumps(record))
