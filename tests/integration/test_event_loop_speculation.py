@@ -22,7 +22,7 @@ from regen.run.setup import Purpose
 from regen.run.start import Begun, StartOptions, resume
 from regen.run.wanted import NewDraft
 from regen.spec import RunSpec, dump_spec
-from regen.store.control import ArmMeasured, DecidedBy, SpeculationDecided
+from regen.store.control import ArmMeasured, DecidedBy, SpeculationDecided, Verdict
 from tests.heads import eagle3
 from tests.processes import regen
 from tests.runs import begin_run, drive, make_spec, shard_table, with_draft
@@ -269,7 +269,7 @@ def test_a_run_too_short_to_pay_for_it_is_not_measured(tmp_path: Path) -> None:
     begun = begin_run(spec)
     status = finish(begun)
     assert status.phase is Phase.FINISHED
-    assert not decisions(begun, DecidedBy.CALIBRATION)
+    assert [decided.verdict for decided in decisions(begun, DecidedBy.CALIBRATION)] == [Verdict.UNMEASURED]
     assert speculated(begun) == {0: {True}}
 
 
