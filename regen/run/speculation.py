@@ -105,7 +105,7 @@ class SpeculationControl:
     @property
     def has_what_it_came_for(self) -> bool:
         """`regen calibrate` only: the choice is made."""
-        return self._purpose is not Purpose.RUN and self._is_decided
+        return self._purpose.calibrates and self._is_decided
 
     def assignment(self, slot: int) -> Assignment:
         """With what this slot's next engine is started."""
@@ -257,7 +257,7 @@ class SpeculationControl:
         assert configured is not None, "without speculation nothing is compared"
         self._calibration = None
         self._is_decided = True
-        is_demanded = configured.calibrate == "required" or self._purpose is not Purpose.RUN
+        is_demanded = configured.calibrate == "required" or self._purpose.calibrates
         if not choice.is_measured and is_demanded:
             self._fail(
                 f"calibration: {choice.reason}. It was asked for; speculation.calibrate: auto goes on without it."
@@ -368,7 +368,8 @@ class SpeculationControl:
                 self._is_decided = True
             elif record.session == self._session and record.slot is not None and record.arm == OFF:
                 self._switched_off.add(record.slot)
-        if self._choice is None and (speculation.calibrate != "off" or self._purpose is not Purpose.RUN):
+        is_wanted = speculation.calibrate != "off" or self._purpose.calibrates
+        if self._choice is None and is_wanted and self._purpose is not Purpose.PILOT:  # a sample is too short for it
             self._calibration = self._new_calibration(speculation, records)
 
     def _new_calibration(self, speculation: SpeculationSpec, records: list[Record]) -> Calibration:
@@ -380,7 +381,7 @@ class SpeculationControl:
             and record.subject == self._subject
             and (record.session == self._session or not is_again)
         ]
-        is_required = speculation.calibrate == "required" or self._purpose is not Purpose.RUN
+        is_required = speculation.calibrate == "required" or self._purpose.calibrates
         return Calibration(self._arms(), self._spec.engine.replicas, speculation.calibration, is_required, measured)
 
     def _arms(self) -> tuple[Arm, ...]:
