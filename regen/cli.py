@@ -24,6 +24,7 @@ from regen.records import Status
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from regen.records import CoordinatorStatus
     from regen.run.doctor import Report
     from regen.run.doctor_spec import SpecReport
     from regen.run.look import Look
@@ -213,6 +214,46 @@ def calibrate(
         print(json.dumps(choice.to_json(), indent=1))
     else:
         _console().print(calibration_table(choice))
+
+
+@app.command()
+def pilot(
+    spec: Spec,
+    rows: Annotated[int, typer.Option(min=1, help="How many rows, spread over the sources.")] = 50,
+    page: Annotated[
+        Path | None, typer.Option(help="Where the page goes; without, into the run folder as pilot.html.")
+    ] = None,
+    gpu_hour_price: Annotated[float | None, typer.Option(min=0, help="For the cost, in whatever currency.")] = None,
+    address: Address = None,
+    take_over: TakeOver = False,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Make a sample of the run's rows and show what the whole run will be like. The rows made count toward the run."""
+    from regen.observe.pilot_page import pilot_page
+    from regen.observe.pilot_table import pilot_tables
+    from regen.run.pilot import begin_pilot, note_session, read_pilot, rows_left
+    from regen.run.start import StartOptions
+    from regen.spec import load_spec
+    from regen.store.layout import PILOT_PAGE
+
+    begun = begin_pilot(load_spec(spec), StartOptions(take_over=take_over), rows, _say)
+    if rows_left(begun):
+        note_session(begun, _drive(begun, address, verbose, _console(to_stderr=as_json)))
+    made = read_pilot(begun, gpu_hour_price)
+    document = pilot_page(made.view).encode("utf-8")
+    if page is None:
+        begun.storage.replace(PILOT_PAGE, document)
+    else:
+        page.write_bytes(document)
+    if as_json:
+        print(json.dumps(made.to_json(), indent=1))
+    else:
+        _console().print(pilot_tables(made.view))
+    _say(f"the answers, and all of this as a page: {page or f'{begun.storage.url}/{PILOT_PAGE}'}")
+    if not made.is_complete:
+        _say(f"drained: {made.done:,} of {made.wanted:,} rows are made; the same command makes the rest")
+        raise typer.Exit(ExitCode.DRAINED)
 
 
 @app.command()
@@ -432,8 +473,8 @@ def _conduct(begun: Begun, address: str | None, allow_rejects: bool, verbose: bo
     _exit(begun.storage.url, found, allow_rejects)
 
 
-def _drive(begun: Begun, address: str | None, verbose: bool, console: Console) -> None:
-    """On a Ray cluster, with a line that lives."""
+def _drive(begun: Begun, address: str | None, verbose: bool, console: Console) -> CoordinatorStatus:
+    """On a Ray cluster, with a line that lives. The last status."""
     import asyncio
 
     from regen.observe.live import ProgressLine
@@ -453,6 +494,7 @@ def _drive(begun: Begun, address: str | None, verbose: bool, console: Console) -
     finally:
         cluster.disconnect()
     session.write_report(begun.storage, begun.record.spec, last, session.standing(begun.storage))
+    return last
 
 
 def _exit_unmeasured(url: str, found: Standing) -> NoReturn:

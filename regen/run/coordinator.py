@@ -36,6 +36,7 @@ from regen.records import (
     EngineCounters,
     ExchangeReply,
     ExchangeRequest,
+    GenerationSteps,
     Lease,
     Phase,
     PlannedRow,
@@ -50,12 +51,13 @@ from regen.run.failed_rows import failed_row
 from regen.run.limits import too_many_failed
 from regen.run.publisher import Patience, Publisher, ordinals
 from regen.run.schedule import Exhausted, Grant, Report, Schedule
-from regen.run.setup import Assignment, RunSetup
+from regen.run.setup import Assignment, Purpose, RunSetup
 from regen.run.speculation import SpeculationControl
 from regen.store.control import Claim, Record, Released, ReleaseReason
 from regen.store.holder import Holder, HolderState, write_holder
 from regen.store.journal import Journal
 from regen.store.machine import machine_identity, process_exists
+from regen.store.pilot_files import steps_key, steps_to_bytes
 from regen.store.reopened import Reopened
 from regen.store.replay import Replayed
 from regen.store.storage import open_storage
@@ -118,6 +120,7 @@ class Coordinator:
         self._sampled_before = 0
         self._paced_tokens = 0
         self._leasing_since: float | None = None
+        self._steps: list[GenerationSteps] = []
         self._session_rows = 0
         self._session_output_tokens = 0
         self._last_beat_at = float("-inf")
@@ -143,6 +146,7 @@ class Coordinator:
         self._hear(run, request, now)
         if table is not None:
             self._take_in(run, request.worker.slot, table, orders.accepted)
+            self._steps += [seen for seen in request.steps if seen.ordinal in orders.accepted]
         self._exhausted.extend((exhausted, request.worker) for exhausted in orders.exhausted)
         command = self._command(run, request.worker)
         leases = await self._leases(run, request.worker, orders.grants, command)
@@ -203,6 +207,7 @@ class Coordinator:
             await self._serve_metrics(run)
             while not await self._step(run):
                 await asyncio.sleep(TICK_SECONDS)
+            await self._write_steps()
             await run.publisher.write([self._released()])
         except RegenError as error:
             self._error = self._error or error
@@ -230,6 +235,7 @@ class Coordinator:
             self._spec.limits.attempts,
             expected_slots=range(self._spec.engine.replicas) if is_restart else (),
             adopt_until=time.monotonic() + ADOPTION_SECONDS,
+            only=self._setup.pilot_rows if self._setup.purpose is Purpose.PILOT else None,
         )
         publisher = Publisher(journal, schedule, self._spec.checkpoint, self._patience, self._setup.session)
         if unwritten := self._unwritten(replayed):
@@ -276,6 +282,13 @@ class Coordinator:
         if self._drain_until is None or run.schedule.is_adopting(now):
             return False
         return now > self._drain_until or (run.schedule.in_flight == 0 and run.schedule.received == 0)
+
+    async def _write_steps(self) -> None:
+        """What a pilot's page colours tokens by, and no part of the run: it may be lost, also with this process."""
+        if self._steps and self._storage is not None:
+            key = steps_key(self._setup.session, self._incarnation)
+            with suppress(StoreError):
+                await asyncio.to_thread(self._storage.replace, key, steps_to_bytes(self._steps))
 
     async def _leave_holder(self) -> None:
         """The session is over for starters too, unless somebody else holds the run now."""
@@ -337,7 +350,7 @@ class Coordinator:
     def _ending_phase(self) -> Phase:
         if self._error is not None:
             return Phase.FAILED
-        return Phase.FINISHED if self._run is not None and self._run.schedule.is_finished else Phase.DRAINED
+        return Phase.FINISHED if self._run is not None and not self._run.schedule.plan_left else Phase.DRAINED
 
     def _look_after_driver(self, now: float) -> None:
         """Ray ends this process too, seconds after its creator: publish while there is time."""
@@ -457,7 +470,7 @@ class Coordinator:
             incarnation=self._incarnation,
             phase=self._phase,
             planned=run.plan.count if run else 0,
-            left=run.schedule.left if run else 0,
+            left=run.schedule.plan_left if run else 0,
             totals=run.totals if run else Totals(),
             in_flight=run.schedule.in_flight if run else 0,
             uncommitted_rows=run.publisher.uncommitted_rows if run else 0,

@@ -84,7 +84,7 @@ class SpeculationControl:
     @property
     def has_what_it_came_for(self) -> bool:
         """`regen calibrate` only: the choice is made."""
-        return self._setup.purpose is not Purpose.RUN and self._choice is not None
+        return self._setup.purpose.calibrates and self._choice is not None
 
     def assignment(self, slot: int) -> Assignment:
         """With what this slot's next engine is started."""
@@ -244,7 +244,7 @@ class SpeculationControl:
             self._guard.take_evidence(table)
         verdict = Verdict.MEASURED if choice.is_measured else Verdict.UNMEASURED
         self._decide(DecidedBy.CALIBRATION, None, self._choice, verdict, choice.reason, json.dumps(table))
-        is_demanded = configured.calibrate == "required" or self._setup.purpose is not Purpose.RUN
+        is_demanded = configured.calibrate == "required" or self._setup.purpose.calibrates
         if is_demanded and not choice.is_measured:
             self._fail(
                 f"calibration was asked for and could not be brought to an end: {choice.reason}."
@@ -303,7 +303,9 @@ class SpeculationControl:
                 if self._guard is not None:
                     self._guard.take_evidence(json.loads(record.evidence))
         self._switched_off.update(record.slot for record in own if record.slot is not None and record.arm == OFF)
-        if self._choice is None and (speculation.calibrate != "off" or self._setup.purpose is not Purpose.RUN):
+        is_wanted = speculation.calibrate != "off" or self._setup.purpose.calibrates
+        is_pilot = self._setup.purpose is Purpose.PILOT  # a sample is too short for it
+        if self._choice is None and is_wanted and not is_pilot:
             self._calibration = self._new_calibration(speculation, records)
             for record in own:
                 if record.verdict == Verdict.LEFT_OUT and record.slot is not None:
@@ -313,7 +315,7 @@ class SpeculationControl:
         if choice.session == self._setup.session:
             return True
         wants_anew = self._setup.purpose is Purpose.CALIBRATE_AGAIN
-        wants_none = self._setup.purpose is Purpose.RUN and speculation.calibrate == "off"
+        wants_none = not self._setup.purpose.calibrates and speculation.calibrate == "off"
         return choice.verdict == Verdict.MEASURED and not wants_anew and not wants_none
 
     def _chosen(self, choice: SpeculationDecided, speculation: SpeculationSpec) -> Assignment:
@@ -333,7 +335,7 @@ class SpeculationControl:
             and record.subject == self._subject
             and (record.session == self._setup.session or not is_again)
         ]
-        is_required = speculation.calibrate == "required" or self._setup.purpose is not Purpose.RUN
+        is_required = speculation.calibrate == "required" or self._setup.purpose.calibrates
         return Calibration(self._arms(), self._spec.engine.replicas, speculation.calibration, is_required, measured)
 
     def _arms(self) -> tuple[Arm, ...]:
