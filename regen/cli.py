@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -24,6 +24,7 @@ from regen.records import Status
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from regen.records import CoordinatorStatus
     from regen.run.doctor import Report
     from regen.run.doctor_spec import SpecReport
     from regen.run.look import Look
@@ -126,7 +127,9 @@ def doctor(
         typer.Argument(metavar="URL|SPEC", help="A running vLLM or SGLang server (http://HOST:PORT), or a spec file."),
     ],
     model: Annotated[str | None, typer.Option(help="Which of its models; without, the first.")] = None,
-    seconds: Annotated[float, typer.Option(min=5, max=3600, help="No more than this, all in all.")] = 120.0,
+    seconds: Annotated[
+        float, typer.Option(min=5, max=3600, help="No more than this; with a spec, its engine's start comes on top.")
+    ] = 120.0,
     concurrency: Annotated[int, typer.Option(min=1, max=256, help="Prompts at a time.")] = 8,
     draft: Annotated[str | None, typer.Option(help="The draft's folder, to look into its files.")] = None,
     expected: Annotated[str | None, typer.Option(help="From the draft's card, by position: 0.53,0.21,0.07.")] = None,
@@ -182,8 +185,12 @@ def calibrate(
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Measure whether speculation pays on the run's own rows, then stop. The rows made count toward the run."""
+    """Measure whether speculation pays on the run's own rows, then stop. The rows made count toward the run.
+
+    On a finished run nothing is left to measure with: what was chosen before is shown, and without that it is exit 1.
+    """
     from regen.observe.tables import calibration_table
+    from regen.run import session
     from regen.run.calibrate import require_speculation, standing_choice
     from regen.run.setup import Purpose
     from regen.run.start import StartOptions, begin
@@ -194,16 +201,59 @@ def calibrate(
     purpose = Purpose.CALIBRATE_AGAIN if again else Purpose.CALIBRATE
     begun = begin(parsed, StartOptions(take_over=take_over, purpose=purpose), _say)
     choice = None if again else standing_choice(begun.storage, begun.record.spec)
-    if choice is None:
+    found = session.standing(begun.storage)
+    if choice is None and not found.is_finished:
         _drive(begun, address, verbose, _console(to_stderr=as_json))
-        choice = standing_choice(begun.storage, begun.record.spec)
+        newest, found = standing_choice(begun.storage, begun.record.spec), session.standing(begun.storage)
+        choice = newest if newest and newest.session == begun.worker_setup.run.session else None
+    if found.is_finished:
+        session.seal_run(begun.storage, begun.worker_setup.run)
     if choice is None:
-        _say("calibration has not come to an end: there was nothing left to measure with, or it was stopped")
-        raise typer.Exit(ExitCode.DRAINED)
+        _exit_unmeasured(begun.storage.url, found)
     if as_json:
         print(json.dumps(choice.to_json(), indent=1))
     else:
         _console().print(calibration_table(choice))
+
+
+@app.command()
+def pilot(
+    spec: Spec,
+    rows: Annotated[int, typer.Option(min=1, help="How many rows, spread over the sources.")] = 50,
+    page: Annotated[
+        Path | None, typer.Option(help="Where the page goes; without, into the run folder as pilot.html.")
+    ] = None,
+    gpu_hour_price: Annotated[float | None, typer.Option(min=0, help="For the cost, in whatever currency.")] = None,
+    address: Address = None,
+    take_over: TakeOver = False,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Make a sample of the run's rows and show what the whole run will be like. The rows made count toward the run."""
+    from regen.observe.pilot_page import pilot_page
+    from regen.observe.pilot_table import pilot_tables
+    from regen.run.pilot import begin_pilot, note_session, read_pilot, rows_left
+    from regen.run.start import StartOptions
+    from regen.spec import load_spec
+    from regen.store.layout import PILOT_PAGE
+
+    begun = begin_pilot(load_spec(spec), StartOptions(take_over=take_over), rows, _say)
+    if rows_left(begun):
+        note_session(begun, _drive(begun, address, verbose, _console(to_stderr=as_json)))
+    made = read_pilot(begun, gpu_hour_price)
+    document = pilot_page(made.view).encode("utf-8")
+    if page is None:
+        begun.storage.replace(PILOT_PAGE, document)
+    else:
+        page.write_bytes(document)
+    if as_json:
+        print(json.dumps(made.to_json(), indent=1))
+    else:
+        _console().print(pilot_tables(made.view))
+    _say(f"the answers, and all of this as a page: {page or f'{begun.storage.url}/{PILOT_PAGE}'}")
+    if not made.is_complete:
+        _say(f"drained: {made.done:,} of {made.wanted:,} rows are made; the same command makes the rest")
+        raise typer.Exit(ExitCode.DRAINED)
 
 
 @app.command()
@@ -423,8 +473,8 @@ def _conduct(begun: Begun, address: str | None, allow_rejects: bool, verbose: bo
     _exit(begun.storage.url, found, allow_rejects)
 
 
-def _drive(begun: Begun, address: str | None, verbose: bool, console: Console) -> None:
-    """On a Ray cluster, with a line that lives."""
+def _drive(begun: Begun, address: str | None, verbose: bool, console: Console) -> CoordinatorStatus:
+    """On a Ray cluster, with a line that lives. The last status."""
     import asyncio
 
     from regen.observe.live import ProgressLine
@@ -443,7 +493,16 @@ def _drive(begun: Begun, address: str | None, verbose: bool, console: Console) -
         raise
     finally:
         cluster.disconnect()
-    session.write_report(begun.storage, last, session.standing(begun.storage))
+    session.write_report(begun.storage, begun.record.spec, last, session.standing(begun.storage))
+    return last
+
+
+def _exit_unmeasured(url: str, found: Standing) -> NoReturn:
+    if found.is_finished:
+        _say(f"calibration: the run in {url} is finished, so nothing is left to measure with; nothing was chosen")
+        raise typer.Exit(ExitCode.FAILED)
+    _say("calibration was stopped before it came to an end, and nothing was chosen; the same command goes on")
+    raise typer.Exit(ExitCode.DRAINED)
 
 
 def _exit(url: str, found: Standing, allow_rejects: bool) -> None:

@@ -216,8 +216,22 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTrace:
+    """The verification steps of one generation, in order: how many tokens each drafted, how many were accepted.
+
+    Steps in which nothing was drafted are not among them, nor is the first token, which the prompt's own pass gives.
+    """
+
+    drafted: tuple[int, ...]
+    accepted: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
-    """Ids out. Times in seconds; `acceptance` is None where the engine gives none for this request."""
+    """Ids out. Times in seconds; `acceptance` is None where the engine gives none for this request.
+
+    `steps` is None unless the engine was made to keep them: only a pilot asks for that.
+    """
 
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
@@ -226,6 +240,7 @@ class Completion:
     queue_seconds: float
     first_token_seconds: float
     decode_seconds: float
+    steps: StepTrace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,13 +377,17 @@ class PlannedRow:
 
 @dataclass(frozen=True, slots=True)
 class ObservedGeneration:
-    """What was seen while one generation was made; never part of a digest or comparison."""
+    """What was seen while one generation was made; never part of a digest or comparison.
+
+    `steps` are in no finished row: a pilot keeps them beside the rows (store/pilot_files.py).
+    """
 
     turn: int
     acceptance: Acceptance | None
     queue_seconds: float
     first_token_seconds: float
     decode_seconds: float
+    steps: StepTrace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -491,11 +510,22 @@ class ReplicaStats:
 
 
 @dataclass(frozen=True, slots=True)
+class GenerationSteps:
+    """The steps of one generation: of this row, round and turn. Only a pilot has any."""
+
+    ordinal: int
+    round: int
+    turn: int
+    steps: StepTrace
+
+
+@dataclass(frozen=True, slots=True)
 class ExchangeRequest:
     """All that a worker holds, and what is new. The lists are the truth: see `run/schedule.py`.
 
     `running` and `awaiting` are ordinals: rows being made, and finished rows sent before that were not committed yet.
-    `finished` are new rows as one Arrow stream (`rows.to_bytes`), empty when there are none.
+    `finished` are new rows as one Arrow stream (`rows.to_bytes`), empty when there are none; `steps` are theirs, in a
+    pilot, and are said once: what a lost exchange held is not known.
     """
 
     worker: WorkerId
@@ -508,6 +538,7 @@ class ExchangeRequest:
     free_slots: int
     stats: ReplicaStats
     wants_warmup: bool = False
+    steps: tuple[GenerationSteps, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -588,7 +619,8 @@ class CoordinatorStatus:
     `incarnation` differs after every restart of the coordinator; `commits` counts journal files and never falls;
     `hung` are slots whose process says nothing any more; `store_error` is set while the store is away.
     `session_sampled_tokens` are what engines have sampled since they started: more than what was received of this
-    session's rows where work was lost or dropped.
+    session's rows where work was lost or dropped. `session_paced_tokens`, for rates, are those that were sampled for
+    rows while this coordinator looked on.
     """
 
     incarnation: str
@@ -601,6 +633,7 @@ class CoordinatorStatus:
     replicas: Mapping[int, ReplicaStats]
     session_output_tokens: int
     session_sampled_tokens: int
+    session_paced_tokens: int
     session_rows: int
     session_seconds: float
     hung: tuple[int, ...] = ()

@@ -121,6 +121,15 @@ class RunPlan:
             outcomes = [Status(outcome) for outcome in chosen["settled"].to_pylist() if outcome]
             yield from zip(chosen["ordinal"].to_pylist(), chosen["source"].to_pylist(), outcomes, strict=True)
 
+    def to_make(self) -> Iterator[tuple[int, str, str]]:
+        """(ordinal, row id, source) of every row that the target is to make, in order; reads four columns."""
+        for number, part in enumerate(self.summary.parts):
+            with self._lock:
+                table = self._file(number).read_columns(["ordinal", "row_id", "source", "settled"])
+            _check_rows(part, table.num_rows)
+            chosen = table.filter(pc.is_null(table["settled"]))
+            yield from zip(*(chosen[name].to_pylist() for name in ("ordinal", "row_id", "source")), strict=True)
+
     def prompts_longer_than(self, tokens: int) -> tuple[int, int]:
         """(rows that the target is to make, those of them whose first prompt is longer); reads two columns."""
         planned = longer = 0

@@ -24,6 +24,7 @@ from regen.records import (
     FinishReason,
     GenerationRequest,
     Stage,
+    StepTrace,
     TokenScore,
     WorkerId,
 )
@@ -37,7 +38,11 @@ UNLIKELY = -10.0
 class FakeEngine:
     """`protocols.Engine` without a model. Scripted faults are matched with `worker`: its slot and incarnation."""
 
-    def __init__(self, spec: FakeEngineSpec, speculation: SpeculationSpec | None, worker: WorkerId) -> None:
+    def __init__(
+        self, spec: FakeEngineSpec, speculation: SpeculationSpec | None, worker: WorkerId, keeps_steps: bool = False
+    ) -> None:
+        """`keeps_steps`: completions hold their steps, except where steps are shared (`cost`)."""
+        self._keeps_steps = keeps_steps
         self._spec = spec
         self._speculation = speculation
         self._faults = [
@@ -126,7 +131,7 @@ class FakeEngine:
         await self._suffer(request)
         draw = self._draw(request)
         token_ids, finish_reason = self._answer(request, draw)
-        steps, acceptance = self._speculate(len(token_ids), draw)
+        steps, acceptance, trace = self._speculate(len(token_ids), draw)
         emitted, counted = 0, Acceptance()
         self._record(prompt_tokens=len(request.prompt_token_ids))
         for step in range(0, steps, PROGRESS_TOKENS):
@@ -145,6 +150,7 @@ class FakeEngine:
             queue_seconds=0.0,
             first_token_seconds=self._spec.step_seconds,
             decode_seconds=steps * self._spec.step_seconds,
+            steps=trace if self._keeps_steps and acceptance is not None else None,
         )
 
     async def _decode_in_batch(
@@ -249,22 +255,26 @@ class FakeEngine:
     def _length(self, draw: random.Random) -> int:
         return max(1, round(self._spec.answer_tokens * math.exp(self._spec.answer_spread * draw.gauss(0, 1))))
 
-    def _speculate(self, tokens: int, draw: random.Random) -> tuple[int, Acceptance | None]:
-        """(decoding steps, counters) for so many tokens: one token a step without speculation."""
+    def _speculate(self, tokens: int, draw: random.Random) -> tuple[int, Acceptance | None, StepTrace]:
+        """(decoding steps, counters, steps that drafted) for so many tokens: one token a step without speculation."""
         if self._speculation is None:
-            return tokens, None
+            return tokens, None, StepTrace((), ())
         depth = self._drafting.depth(self._counters.running)
         shares, by_position = self._shares(), [0] * self._drafting.most
-        steps, drafts = 1, 0
+        steps = 1
+        verified: list[int] = []
         emitted = 1  # the first token comes from the prompt's own pass, before anything was drafted
         while emitted < tokens:
             accepted = accepted_of(depth, shares, draw) if depth else 0
             for position in range(accepted):
                 by_position[position] += 1
-            steps, drafts = steps + 1, drafts + (depth > 0)
+            steps += 1
+            verified += [accepted] if depth else []
             emitted += 1 + accepted
+        drafts = len(verified)
         acceptance = Acceptance(drafts, drafts * depth, sum(by_position), tuple(by_position))
-        return steps, None if self._acceptance_is_absent else acceptance
+        trace = StepTrace((depth,) * drafts, tuple(verified))
+        return steps, None if self._acceptance_is_absent else acceptance, trace
 
     def _shares(self) -> Sequence[float]:
         """Of steps that accept at least one, two, ... draft tokens."""

@@ -27,6 +27,7 @@ from regen.records import (
     GenerationRequest,
     Sampling,
     Stage,
+    StepTrace,
     TokenScore,
 )
 from regen.spec import SpeculationSpec, VllmEngineSpec
@@ -50,12 +51,14 @@ class VllmEngine:
         spec: VllmEngineSpec,
         speculation: SpeculationSpec | None,
         draft_folder: Callable[[], Path] | None = None,
+        keeps_steps: bool = False,
     ) -> None:
         """`model` is what vLLM loads: a local folder, or a hub name with the commit that the run has recorded.
 
         `draft_folder` is called while the engine starts, in a thread: it makes the draft's folder that vLLM is given in
-        place of `speculation.draft`.
+        place of `speculation.draft`. `keeps_steps`: completions hold their verification steps.
         """
+        self._keeps_steps = keeps_steps
         self._model = model
         self._revision = revision
         self._trust_remote_code = trust_remote_code
@@ -85,7 +88,7 @@ class VllmEngine:
         last = await self._last_output(
             list(request.prompt_token_ids), _sampling_params(request), request.request_id, take
         )
-        return _completion(last, token_ids)
+        return _completion(last, token_ids, self._keeps_steps)
 
     async def _last_output(
         self, prompt: list[int], parameters: Any, request_id: str, take: Callable[[Sequence[int]], None]
@@ -146,6 +149,7 @@ class VllmEngine:
                 self._speculation,
                 draft,
                 is_cpu=current_platform.is_cpu(),
+                keeps_steps=self._keeps_steps,
             )
         )
         # vLLM sizes its batches by how it is used: as an offline `LLM` (16k tokens a step on large GPUs), or as a
@@ -174,6 +178,7 @@ def engine_arguments(
     speculation: SpeculationSpec | None,
     draft: str | None = None,
     is_cpu: bool = False,
+    keeps_steps: bool = False,
 ) -> dict[str, Any]:
     """What `AsyncEngineArgs` is made with. The spec's own fields win; `spec.args` may not name them (spec.py).
 
@@ -193,7 +198,7 @@ def engine_arguments(
     }
     if speculation is not None:
         arguments["speculative_config"] = speculative_config(speculation, draft)
-        arguments["per_request_spec_decode_metrics"] = "summary"
+        arguments["per_request_spec_decode_metrics"] = "detailed" if keeps_steps else "summary"
         if is_cpu:
             if "worker_extension_cls" in spec.args:
                 raise ValueError(f"engine.args.worker_extension_cls: on a CPU, speculation needs {_CPU_WORKER} there")
@@ -312,7 +317,7 @@ def _repetition_detection(sampling: Sampling) -> Any:
     )
 
 
-def _completion(last: Any, token_ids: list[int]) -> Completion:
+def _completion(last: Any, token_ids: list[int], keeps_steps: bool = False) -> Completion:
     """From the last output of a stream. vLLM ends a stream with a finished output or an exception."""
     output = last.outputs[0]
     if output.finish_reason not in set(FinishReason):
@@ -326,7 +331,15 @@ def _completion(last: Any, token_ids: list[int]) -> Completion:
         queue_seconds=max(0.0, times.scheduled_ts - times.queued_ts),
         first_token_seconds=max(0.0, times.first_token_ts - times.scheduled_ts),
         decode_seconds=max(0.0, times.last_token_ts - times.first_token_ts),
+        steps=_steps(output.spec_decode_metrics) if keeps_steps else None,
     )
+
+
+def _steps(metrics: Any) -> StepTrace | None:
+    """Not from what is streamed: vLLM merges deltas that wait for their reader, whatever the stream interval."""
+    if metrics is None:
+        return None
+    return StepTrace(tuple(metrics.per_step_drafted), tuple(metrics.per_step_accepted))
 
 
 def _token_score(token_id: int, rated: Any) -> TokenScore:

@@ -240,4 +240,5 @@ def _observed(turn: int, completion: Completion) -> ObservedGeneration:
         queue_seconds=completion.queue_seconds,
         first_token_seconds=completion.first_token_seconds,
         decode_seconds=completion.decode_seconds,
+        steps=completion.steps,
     )

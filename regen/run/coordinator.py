@@ -36,6 +36,7 @@ from regen.records import (
     EngineCounters,
     ExchangeReply,
     ExchangeRequest,
+    GenerationSteps,
     Lease,
     Phase,
     PlannedRow,
@@ -50,12 +51,13 @@ from regen.run.failed_rows import failed_row
 from regen.run.limits import too_many_failed
 from regen.run.publisher import Patience, Publisher, ordinals
 from regen.run.schedule import Exhausted, Grant, Report, Schedule
-from regen.run.setup import Assignment, RunSetup
+from regen.run.setup import Assignment, Purpose, RunSetup
 from regen.run.speculation import SpeculationControl
 from regen.store.control import Claim, Record, Released, ReleaseReason
 from regen.store.holder import Holder, HolderState, write_holder
 from regen.store.journal import Journal
 from regen.store.machine import machine_identity, process_exists
+from regen.store.pilot_files import steps_key, steps_to_bytes
 from regen.store.reopened import Reopened
 from regen.store.replay import Replayed
 from regen.store.storage import open_storage
@@ -69,6 +71,7 @@ BREAKER_DRAIN_SECONDS = 60.0
 # When speculation is what ends the run.
 SPECULATION_DRAIN_SECONDS = 60.0
 _FEWEST_WARMUP_ROWS = 8
+_WORKING = (ReplicaState.RUNNING, ReplicaState.DRAINING)
 _ENDED = (Phase.FINISHED, Phase.DRAINED, Phase.FAILED)
 
 
@@ -115,6 +118,9 @@ class Coordinator:
         self._exhausted: list[tuple[Exhausted, WorkerId]] = []
         self._heard: dict[int, WorkerId] = {}
         self._sampled_before = 0
+        self._paced_tokens = 0
+        self._leasing_since: float | None = None
+        self._steps: list[GenerationSteps] = []
         self._session_rows = 0
         self._session_output_tokens = 0
         self._last_beat_at = float("-inf")
@@ -140,15 +146,19 @@ class Coordinator:
         self._hear(run, request, now)
         if table is not None:
             self._take_in(run, request.worker.slot, table, orders.accepted)
+            self._steps += [seen for seen in request.steps if seen.ordinal in orders.accepted]
         self._exhausted.extend((exhausted, request.worker) for exhausted in orders.exhausted)
-        leases = await self._leases(run, request.worker, orders.grants)
+        command = self._command(run, request.worker)
+        leases = await self._leases(run, request.worker, orders.grants, command)
         warmup = await self._warmup_rows(run) if request.wants_warmup else None
-        return ExchangeReply(self._command(run, request.worker), orders.settled, orders.resend, leases, warmup)
+        return ExchangeReply(command, orders.settled, orders.resend, leases, warmup)
 
     async def assignment(self, slot: int) -> Assignment | None:
-        """With what this slot's next engine is started; None as long as the journal is not replayed."""
+        """With what this slot's next engine is started; None while none is: before the replay, and in a drain."""
         self._ensure_working()
-        return None if self._run is None else self._run.speculation.assignment(slot)
+        if self._run is None or self._drain_until is not None:
+            return None
+        return self._run.speculation.assignment(slot)
 
     async def status(self) -> CoordinatorStatus:
         """What is known now. The first call starts the work."""
@@ -169,6 +179,11 @@ class Coordinator:
         if self._run is not None:
             self._run.schedule.worker_gone(worker)
             self._run.speculation.worker_gone(worker)
+
+    async def slot_lost(self, slot: int) -> None:
+        """The driver starts no more engines in this slot."""
+        if self._run is not None:
+            self._run.speculation.slot_lost(slot)
 
     async def close(self) -> None:
         """Stop at once, publishing nothing: what a kill does, for coordinators that share a process with others."""
@@ -192,6 +207,7 @@ class Coordinator:
             await self._serve_metrics(run)
             while not await self._step(run):
                 await asyncio.sleep(TICK_SECONDS)
+            await self._write_steps()
             await run.publisher.write([self._released()])
         except RegenError as error:
             self._error = self._error or error
@@ -219,6 +235,7 @@ class Coordinator:
             self._spec.limits.attempts,
             expected_slots=range(self._spec.engine.replicas) if is_restart else (),
             adopt_until=time.monotonic() + ADOPTION_SECONDS,
+            only=self._setup.pilot_rows if self._setup.purpose is Purpose.PILOT else None,
         )
         publisher = Publisher(journal, schedule, self._spec.checkpoint, self._patience, self._setup.session)
         if unwritten := self._unwritten(replayed):
@@ -266,6 +283,13 @@ class Coordinator:
             return False
         return now > self._drain_until or (run.schedule.in_flight == 0 and run.schedule.received == 0)
 
+    async def _write_steps(self) -> None:
+        """What a pilot's page colours tokens by, and no part of the run: it may be lost, also with this process."""
+        if self._steps and self._storage is not None:
+            key = steps_key(self._setup.session, self._incarnation)
+            with suppress(StoreError):
+                await asyncio.to_thread(self._storage.replace, key, steps_to_bytes(self._steps))
+
     async def _leave_holder(self) -> None:
         """The session is over for starters too, unless somebody else holds the run now."""
         if self._storage is None or isinstance(self._error, Fenced | RunHeld):
@@ -285,14 +309,26 @@ class Coordinator:
 
     def _look_after_speculation(self, run: _OpenRun, now: float) -> None:
         """What was decided goes into the journal; a failure ends the run, and so does the end of `regen calibrate`."""
-        run.pace.add(Sample(now, self._sampled_tokens(), self._session_rows))
-        row_seconds = run.schedule.in_flight * (now - self._opened_at) / max(1, self._session_rows)
-        run.speculation.tick(now, run.pace.progress(run.schedule.left).rough_seconds_left, row_seconds)
+        run.pace.add(Sample(now, self._paced_tokens, self._session_rows))
+        seconds_left = run.pace.progress(run.schedule.left).rough_seconds_left
+        run.speculation.tick(now, self._within_hours(seconds_left, now), self._row_seconds(run, now))
         run.publisher.note(run.speculation.unwritten(_time_of_day()))
         error = run.speculation.error
         if self._drain_until is None and (error is not None or run.speculation.has_what_it_came_for):
             self._error = self._error or error
             self._begin_drain(now + SPECULATION_DRAIN_SECONDS)
+
+    def _within_hours(self, seconds_left: float | None, now: float) -> float | None:
+        hours = self._spec.limits.hours
+        if hours is None or seconds_left is None:
+            return seconds_left
+        return min(seconds_left, max(0.0, hours * 3600 - (now - self._opened_at)))
+
+    def _row_seconds(self, run: _OpenRun, now: float) -> float:
+        """How long a row takes: rows at work, over rows that end in a second."""
+        if self._leasing_since is None or not self._session_rows:
+            return 0.0
+        return run.schedule.in_flight * (now - self._leasing_since) / self._session_rows
 
     def _is_awaited(self, run: _OpenRun) -> bool:
         """An engine that is to be replaced has ended its rows and waits for their commit: every second counts there."""
@@ -314,7 +350,7 @@ class Coordinator:
     def _ending_phase(self) -> Phase:
         if self._error is not None:
             return Phase.FAILED
-        return Phase.FINISHED if self._run is not None and self._run.schedule.is_finished else Phase.DRAINED
+        return Phase.FINISHED if self._run is not None and not self._run.schedule.plan_left else Phase.DRAINED
 
     def _look_after_driver(self, now: float) -> None:
         """Ray ends this process too, seconds after its creator: publish while there is time."""
@@ -332,8 +368,12 @@ class Coordinator:
     def _hear(self, run: _OpenRun, request: ExchangeRequest, now: float) -> None:
         """What a replica says of itself. A newer incarnation counts from zero: what the one before has made is kept."""
         slot, before = request.worker.slot, self._heard.get(request.worker.slot)
+        counted = self._replicas[slot].counters.output_tokens
         if before is not None and before != request.worker:
-            self._sampled_before += self._replicas[slot].counters.output_tokens
+            self._sampled_before += counted
+        elif before is not None and self._replicas[slot].state in _WORKING:
+            # Neither a warm-up's tokens nor those that an earlier coordinator has seen belong to this session's rows.
+            self._paced_tokens += request.stats.counters.output_tokens - counted
         self._heard[slot], self._replicas[slot] = request.worker, request.stats
         run.speculation.hear(request.worker, request.stats, now)
 
@@ -348,7 +388,7 @@ class Coordinator:
             run.publisher.add(table)
             self._session_rows += table.num_rows
             self._session_output_tokens += _completion_tokens(table)
-            for seen in rows.seen_generations(table):
+            for seen in rows.seen_generations(table) if run.speculation.is_on else ():
                 if seen.status is not Status.DEGENERATE:  # a loop is easy to draft, and tells nothing
                     run.speculation.generation(slot, seen.source, seen.prompt_tokens, seen.acceptance)
 
@@ -362,10 +402,16 @@ class Coordinator:
         run.publisher.end_retry(ordinal, round_, status, reason or "")
         return True
 
-    async def _leases(self, run: _OpenRun, worker: WorkerId, grants: Sequence[Grant]) -> tuple[Lease, ...]:
+    async def _leases(
+        self, run: _OpenRun, worker: WorkerId, grants: Sequence[Grant], command: Command
+    ) -> tuple[Lease, ...]:
         """The granted rows, read from the plan. With the store away they go back, and the worker asks again."""
+        if command is Command.REPLACE:
+            run.schedule.take_back(worker, [grant.ordinal for grant in grants])
+            return ()
         if not grants:
             return ()
+        self._leasing_since = self._leasing_since or time.monotonic()
         try:
             planned = await self._planned(run, [grant.ordinal for grant in grants])
         except StoreUnavailable:
@@ -424,7 +470,7 @@ class Coordinator:
             incarnation=self._incarnation,
             phase=self._phase,
             planned=run.plan.count if run else 0,
-            left=run.schedule.left if run else 0,
+            left=run.schedule.plan_left if run else 0,
             totals=run.totals if run else Totals(),
             in_flight=run.schedule.in_flight if run else 0,
             uncommitted_rows=run.publisher.uncommitted_rows if run else 0,
@@ -434,6 +480,7 @@ class Coordinator:
             speculation=run.speculation.status() if run else SpeculationStatus(),
             session_output_tokens=self._session_output_tokens,
             session_sampled_tokens=self._sampled_tokens(),
+            session_paced_tokens=self._paced_tokens,
             session_rows=self._session_rows,
             session_seconds=time.monotonic() - self._opened_at,
             metrics_url=self._endpoint.url if self._endpoint else None,

@@ -12,7 +12,7 @@ from regen.data.template import TokenizerTemplate, load_template
 from regen.engines.fake import FakeEngine
 from regen.protocols import AnswerParser, Engine
 from regen.run.draft_folder import make_draft_folder
-from regen.run.setup import WorkerSetup
+from regen.run.setup import Purpose, WorkerSetup
 from regen.run.worker import Exchange, Worker
 from regen.spec import FakeEngineSpec, SpeculationSpec
 
@@ -20,8 +20,9 @@ from regen.spec import FakeEngineSpec, SpeculationSpec
 def build_engine(setup: WorkerSetup) -> Engine:
     """The engine of `engine.kind`, not started. A new kind is one more branch here and one file in engines/."""
     spec, speculation = setup.run.spec, setup.assignment.speculation
+    keeps_steps = setup.run.purpose is Purpose.PILOT
     if isinstance(spec.engine, FakeEngineSpec):
-        return FakeEngine(spec.engine, speculation, setup.worker)
+        return FakeEngine(spec.engine, speculation, setup.worker, keeps_steps)
     from regen.engines.vllm import VllmEngine  # vLLM is not installed where only planning is done
 
     return VllmEngine(
@@ -31,6 +32,7 @@ def build_engine(setup: WorkerSetup) -> Engine:
         spec=spec.engine,
         speculation=speculation,
         draft_folder=_draft_folder(speculation, setup),
+        keeps_steps=keeps_steps,
     )
 
 

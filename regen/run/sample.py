@@ -7,33 +7,14 @@ Costs two passes over the journal: one over small columns, one over the files th
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable
 
 from regen.protocols import Storage
 from regen.records import OutputRow, Status
+from regen.run.lowest_ids import LowestIds
 from regen.store.committed import CommittedRows
 
 ANSWERED = frozenset({Status.OK, Status.TRUNCATED, Status.PARTIAL})
-
-
-class LowestIds:
-    """The `per_source` lowest row ids of each source, out of any number. Pure."""
-
-    def __init__(self, per_source: int) -> None:
-        self._per_source = per_source
-        self._heaps: dict[str, list[tuple[int, int]]] = {}
-
-    def add(self, source: str, row_id: str, ordinal: int) -> None:
-        """`row_id` in hex digits."""
-        heap = self._heaps.setdefault(source, [])
-        heapq.heappush(heap, (-int(row_id, 16), ordinal))
-        if len(heap) > self._per_source:
-            heapq.heappop(heap)
-
-    def ordinals(self) -> list[int]:
-        """What was taken, in order of the plan."""
-        return sorted(ordinal for heap in self._heaps.values() for _, ordinal in heap)
 
 
 def sample_rows(storage: Storage, plan_rows: int, per_source: int) -> list[OutputRow]:

@@ -84,11 +84,17 @@ class Schedule:
     """Rows of one plan over replicas. Give it every event; it never acts by itself."""
 
     def __init__(
-        self, done: OrdinalSet, attempts_allowed: int, expected_slots: Iterable[int] = (), adopt_until: float = 0.0
+        self,
+        done: OrdinalSet,
+        attempts_allowed: int,
+        expected_slots: Iterable[int] = (),
+        adopt_until: float = 0.0,
+        only: Collection[int] | None = None,
     ) -> None:
         """`done` are committed rows (copied). Nothing is leased until every expected slot was heard, or `adopt_until`.
 
-        The expected slots are those that may hold rows from before: none on a fresh start.
+        The expected slots are those that may hold rows from before: none on a fresh start. `only` these rows are for
+        this session, in their order; None: all that are not done.
         """
         self._committed = OrdinalSet.from_text(done.size, done.to_text())
         self._taken = OrdinalSet.from_text(done.size, done.to_text())  # committed, leased, received or queued again
@@ -99,6 +105,11 @@ class Schedule:
         self._failures: dict[int, int] = {}
         self._queue: deque[int] = deque()
         self._cursor = 0
+        self._only_left: set[int] | None = None
+        if only is not None:
+            self._queue.extend(ordinal for ordinal in only if ordinal not in done)
+            self._only_left = set(self._queue)
+            self._cursor = done.size  # the plan's order leases nothing: these rows stand in the queue
         self._holders: dict[int, set[int]] = {}
         self._views: dict[int, _View] = {}
 
@@ -106,12 +117,17 @@ class Schedule:
 
     @property
     def is_finished(self) -> bool:
-        """Every row of the plan is committed."""
+        """Every row that this session is for is committed."""
         return not self.left
 
     @property
     def left(self) -> int:
-        """Rows that are not committed yet."""
+        """Rows that this session is for and that are not committed yet."""
+        return self.plan_left if self._only_left is None else len(self._only_left)
+
+    @property
+    def plan_left(self) -> int:
+        """Rows of the plan that are not committed yet."""
         return self._committed.size - len(self._committed)
 
     @property
@@ -164,6 +180,8 @@ class Schedule:
         for ordinal in ordinals:
             self._committed.add(ordinal)
             self._taken.add(ordinal)
+            if self._only_left is not None:
+                self._only_left.discard(ordinal)
             self._received.discard(ordinal)
             self._failures.pop(ordinal, None)
             self._release(ordinal)

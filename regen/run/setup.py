@@ -23,6 +23,12 @@ class Purpose(StrEnum):
     RUN = "run"
     CALIBRATE = "calibrate"  # until it is known whether speculation pays; the rows made count
     CALIBRATE_AGAIN = "calibrate_again"  # whatever was known before
+    PILOT = "pilot"  # until the rows of a sample are committed; they count
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether it ends with the choice."""
+        return self in (Purpose.CALIBRATE, Purpose.CALIBRATE_AGAIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +37,7 @@ class RunSetup:
 
     `temperature` is the highest that rows are sampled at. `claim_seen` is the session whose claim the start has found
     to be over; `drift` what it accepted, if anything; `configured` says that from now on other speculation is wanted.
+    `pilot_rows` are the ordinals that a pilot is for: no others are leased.
     """
 
     spec: RunSpec
@@ -44,6 +51,7 @@ class RunSetup:
     take_over: bool
     temperature: float = 0.0
     purpose: Purpose = Purpose.RUN
+    pilot_rows: tuple[int, ...] = ()
     drift: DriftAccepted | None = None
     configured: SpeculationConfigured | None = None
     claim_seen: str | None = None
@@ -51,10 +59,14 @@ class RunSetup:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a slot's next engine is started with. `arm` names it: `off`, `configured`, or a setting of calibration."""
+    """What a slot's next engine is started with. `arm` names it: `off`, `configured`, or a setting of calibration.
+
+    `is_trial`: it is being compared; that it will not start is calibration's affair, and costs no restart.
+    """
 
     arm: str
     speculation: SpeculationSpec | None
+    is_trial: bool = False
 
 
 @dataclass(frozen=True, slots=True)

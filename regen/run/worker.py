@@ -28,6 +28,7 @@ from regen.records import (
     ExchangeReply,
     ExchangeRequest,
     FailedAttempt,
+    GenerationSteps,
     Lease,
     Left,
     Observed,
@@ -85,6 +86,7 @@ class Worker:
         self._unsent: dict[int, pa.Table] = {}
         self._awaiting: dict[int, pa.Table] = {}
         self._failed: list[FailedAttempt] = []
+        self._steps: list[GenerationSteps] = []
         self._stall = StallClock(setup.run.spec.engine.stall_timeout_seconds)
         self._has_given_up_alone = False
         self._started_seconds = 0.0
@@ -270,8 +272,10 @@ class Worker:
             free_slots=self._free_slots(),
             stats=self.stats(),
             wants_warmup=self._state is ReplicaState.WARMING and self._warmup_rows is None,
+            steps=tuple(seen for seen in self._steps if seen.ordinal in self._unsent),
         )
         self._awaiting.update(self._unsent)
+        self._steps = [seen for seen in self._steps if seen.ordinal not in self._unsent]
         self._unsent.clear()
         self._failed.clear()
         return request
@@ -329,6 +333,11 @@ class Worker:
             self._unsent[ordinal] = await asyncio.get_running_loop().run_in_executor(
                 self._executor, rows.to_table, [row]
             )
+            self._steps += [
+                GenerationSteps(ordinal, lease.round, seen.turn, seen.steps)
+                for seen in row.observed.generations
+                if seen.steps is not None
+            ]
             self._last_completion_at = time.time()
         except RowFailed as failure:
             self._failed.append(FailedAttempt(ordinal, failure.reason, failure.detail))

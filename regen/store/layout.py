@@ -8,6 +8,8 @@ RUN = "run.json"
 PLAN = "plan.json"
 HOLDER = "holder.json"
 REPORT = "report.json"
+PILOT_PAGE = "pilot.html"
+PILOT = "pilot/"
 JOURNAL = "journal/"
 SHARDS = "shards/"
 

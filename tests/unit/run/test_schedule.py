@@ -33,6 +33,18 @@ def test_leases_follow_the_plan_and_skip_what_is_done() -> None:
     assert leased(made.report(report(free_slots=9), now=0)) == [1, 3, 4]
 
 
+def test_a_session_for_some_rows_leases_these_alone_and_ends_with_them() -> None:
+    made = Schedule(OrdinalSet(8, [5]), attempts_allowed=2, only=[2, 5, 7])
+    assert (made.left, made.plan_left) == (2, 7)
+    assert leased(made.report(report(free_slots=9), now=0)) == [2, 7]
+    made.report(report(seq=2, running=(7,), finished=(2,)), now=1)
+    made.committed([2])
+    assert leased(made.report(report(WorkerId(0, 1), free_slots=9), now=2)) == [7], "what comes back goes out again"
+    assert not made.is_finished
+    made.committed([7])
+    assert (made.is_finished, made.plan_left) == (True, 5)
+
+
 def test_no_row_is_leased_twice_while_it_is_held() -> None:
     made = schedule()
     first = leased(made.report(report(ONE, free_slots=4), now=0))
