@@ -31,6 +31,7 @@ from regen.records import (
     WarmupReport,
 )
 from regen.spec import SpeculationSpec
+from regen.speculative.drafting import drafts_on_matches
 from regen.speculative.gate import GateVerdict, could_tell_more, judge
 
 Prepare = Callable[[PlannedRow], Awaitable[GenerationRequest]]
@@ -109,20 +110,22 @@ class _WarmUp:
     # --- load ------------------------------------------------------------------------------------
 
     async def _load(self) -> None:
-        """Every slot busy until it is decided; whatever runs then is dropped."""
-        tasks = self._tasks()
-        work = [asyncio.ensure_future(self._fill_slot(tasks)) for _ in range(self._slots)]
+        """Every slot busy until it is decided, or every row was asked; whatever runs when it is decided is dropped."""
+        tasks, deadline = self._tasks(), time.monotonic() + self._settings.seconds
+        work = {asyncio.ensure_future(self._fill_slot(tasks)) for _ in range(self._slots)}
+        pending = work
         try:
-            ended, _ = await asyncio.wait(work, timeout=self._settings.seconds, return_when=asyncio.FIRST_COMPLETED)
+            while pending and (left := deadline - time.monotonic()) > 0:
+                ended, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                if any(slot.result() for slot in ended):
+                    break
         finally:
             for slot in work:
                 slot.cancel()
             await asyncio.gather(*work, return_exceptions=True)
-        for slot in ended:
-            slot.result()
 
-    async def _fill_slot(self, tasks: Iterator[_Task]) -> None:
-        """Answer after answer. It returns when all has been decided, or when no row at all can be asked."""
+    async def _fill_slot(self, tasks: Iterator[_Task]) -> bool:
+        """Answer after answer. True: it is decided, or no row at all can be asked; False: no row is left to ask."""
         for task in tasks:
             try:
                 await self._answer(task)
@@ -132,11 +135,17 @@ class _WarmUp:
             finally:
                 self._canaries_left -= task.is_canary
             if self._is_decided() or self._failures_in_a_row >= len(self._rows):
-                return
+                return True
+        return False
 
     def _tasks(self) -> Iterator[_Task]:
-        """The rows over and over, the canary's among them in the first round. Endless, unless there is no row."""
-        for turn in itertools.count() if self._rows else ():
+        """The rows over and over, the canary's among them in the first round.
+
+        Only once with a method that drafts on matches: more of the same rows would show more of the same matches, and a
+        short run is not to spend longer on its warm-up than on its rows.
+        """
+        rounds = range(1) if drafts_on_matches(self._speculation) else itertools.count()
+        for turn in rounds if self._rows else ():
             for row in self._rows:
                 yield _Task(row, turn, is_canary=False)
                 if turn == 0 and row.ordinal in self._canary_ordinals:

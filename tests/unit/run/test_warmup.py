@@ -119,8 +119,16 @@ def test_requests_are_the_runs_own_at_run_concurrency_with_a_small_cap() -> None
     assert len({request.request_id for request, _ in made.asked}) == len(made.asked)
 
 
+def test_prompt_lookup_is_asked_each_row_once_and_every_answer_is_waited_for() -> None:
+    spec = speculation(canary_rows=0, drafts=10**6)
+    made = engine(spec, step_seconds=0.0001)
+    report = run(made, spec, rows=ROWS[:7])
+    assert sorted(request.prompt_token_ids[0] for request, _ in made.asked) == [row.ordinal for row in ROWS[:7]]
+    assert report.answers + report.degenerate == 7
+
+
 def test_another_round_over_the_rows_has_other_seeds() -> None:
-    spec = speculation(canary_rows=0)
+    spec = speculation("eagle3", canary_rows=0)
     made = engine(spec)
     run(made, spec, rows=ROWS[:3])
     seeds = [request.seed for request, _ in made.asked if request.prompt_token_ids[0] == 0]
