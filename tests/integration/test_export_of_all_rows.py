@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,19 @@ def test_one_split_alone_holds_that_split_and_counts_the_other(run: Path, tmp_pa
     assert set(done.tally.records) == {"eval"}
     of_train = sum(row["split"] == "train" for row in shard_table(run).to_pylist())
     assert done.tally.reasons()["of the split train"] == of_train
+
+
+@pytest.mark.parametrize("format_", sorted(FORMATS))
+def test_without_shards_the_files_are_the_same(run: Path, tmp_path: Path, format_: str) -> None:
+    """What the plan has settled comes from the plan, the rest from the journal."""
+    unsealed = shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(unsealed / "shards")
+    for name, folder in (("sealed", run), ("unsealed", unsealed)):
+        exported(folder, tmp_path / name, format_)
+    made = sorted((tmp_path / "sealed").glob("*-0*"))
+    assert len(made) == 2
+    for path in made:
+        assert path.read_bytes() == (tmp_path / "unsealed" / path.name).read_bytes()
 
 
 @pytest.mark.parametrize("format_", ["speculators", "messages"])
