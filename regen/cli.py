@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -127,7 +127,9 @@ def doctor(
         typer.Argument(metavar="URL|SPEC", help="A running vLLM or SGLang server (http://HOST:PORT), or a spec file."),
     ],
     model: Annotated[str | None, typer.Option(help="Which of its models; without, the first.")] = None,
-    seconds: Annotated[float, typer.Option(min=5, max=3600, help="No more than this, all in all.")] = 120.0,
+    seconds: Annotated[
+        float, typer.Option(min=5, max=3600, help="No more than this; with a spec, its engine's start comes on top.")
+    ] = 120.0,
     concurrency: Annotated[int, typer.Option(min=1, max=256, help="Prompts at a time.")] = 8,
     draft: Annotated[str | None, typer.Option(help="The draft's folder, to look into its files.")] = None,
     expected: Annotated[str | None, typer.Option(help="From the draft's card, by position: 0.53,0.21,0.07.")] = None,
@@ -183,8 +185,12 @@ def calibrate(
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Measure whether speculation pays on the run's own rows, then stop. The rows made count toward the run."""
+    """Measure whether speculation pays on the run's own rows, then stop. The rows made count toward the run.
+
+    On a finished run nothing is left to measure with: what was chosen before is shown, and without that it is exit 1.
+    """
     from regen.observe.tables import calibration_table
+    from regen.run import session
     from regen.run.calibrate import require_speculation, standing_choice
     from regen.run.setup import Purpose
     from regen.run.start import StartOptions, begin
@@ -195,12 +201,15 @@ def calibrate(
     purpose = Purpose.CALIBRATE_AGAIN if again else Purpose.CALIBRATE
     begun = begin(parsed, StartOptions(take_over=take_over, purpose=purpose), _say)
     choice = None if again else standing_choice(begun.storage, begun.record.spec)
-    if choice is None:
+    found = session.standing(begun.storage)
+    if choice is None and not found.is_finished:
         _drive(begun, address, verbose, _console(to_stderr=as_json))
-        choice = standing_choice(begun.storage, begun.record.spec)
+        newest, found = standing_choice(begun.storage, begun.record.spec), session.standing(begun.storage)
+        choice = newest if newest and newest.session == begun.worker_setup.run.session else None
+    if found.is_finished:
+        session.seal_run(begun.storage, begun.worker_setup.run)
     if choice is None:
-        _say("calibration has not come to an end: there was nothing left to measure with, or it was stopped")
-        raise typer.Exit(ExitCode.DRAINED)
+        _exit_unmeasured(begun.storage.url, found)
     if as_json:
         print(json.dumps(choice.to_json(), indent=1))
     else:
@@ -486,8 +495,16 @@ def _drive(begun: Begun, address: str | None, verbose: bool, console: Console) -
         raise
     finally:
         cluster.disconnect()
-    session.write_report(begun.storage, last, session.standing(begun.storage))
+    session.write_report(begun.storage, begun.record.spec, last, session.standing(begun.storage))
     return last
+
+
+def _exit_unmeasured(url: str, found: Standing) -> NoReturn:
+    if found.is_finished:
+        _say(f"calibration: the run in {url} is finished, so nothing is left to measure with; nothing was chosen")
+        raise typer.Exit(ExitCode.FAILED)
+    _say("calibration was stopped before it came to an end, and nothing was chosen; the same command goes on")
+    raise typer.Exit(ExitCode.DRAINED)
 
 
 def _exit(url: str, found: Standing, allow_rejects: bool) -> None:

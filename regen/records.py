@@ -619,7 +619,8 @@ class CoordinatorStatus:
     `incarnation` differs after every restart of the coordinator; `commits` counts journal files and never falls;
     `hung` are slots whose process says nothing any more; `store_error` is set while the store is away.
     `session_sampled_tokens` are what engines have sampled since they started: more than what was received of this
-    session's rows where work was lost or dropped.
+    session's rows where work was lost or dropped. `session_paced_tokens`, for rates, are those that were sampled for
+    rows while this coordinator looked on.
     """
 
     incarnation: str
@@ -632,6 +633,7 @@ class CoordinatorStatus:
     replicas: Mapping[int, ReplicaStats]
     session_output_tokens: int
     session_sampled_tokens: int
+    session_paced_tokens: int
     session_rows: int
     session_seconds: float
     hung: tuple[int, ...] = ()

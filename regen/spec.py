@@ -59,6 +59,9 @@ _FREE_VLLM_ARGS = frozenset(
 )
 _SHAPING_FAKE_FIELDS = ("answer_tokens", "answer_spread", "vocabulary", "end_token_id", "answers")
 
+# vLLM's name for how many tokens are drafted by batch size: a list of [first size, last size, tokens].
+SCHEDULE_ARG = "num_speculative_tokens_per_batch_size"
+
 # Settings of engines' speculation that change what is sampled, and the values of them that do not. vLLM's names, of
 # this and of earlier versions, and SGLang's.
 LOSSY_SPECULATION_ARGS: dict[str, tuple[object, ...]] = {

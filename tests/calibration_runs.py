@@ -77,6 +77,7 @@ class SimulatedRun:
         self._speeds = [speeds[slot % len(speeds)] for slot in range(self.replicas)]
         self.true_rate = self.rate or cost_model(self.slots)
         self._engines = [_Replica() for _ in range(self.replicas)]
+        self._lost: set[int] = set()
         self.calibration = self._calibration()
 
     def _calibration(self) -> Calibration:
@@ -87,6 +88,12 @@ class SimulatedRun:
         self.calibration = self._calibration()
         if with_engines:
             self._engines = [_Replica() for _ in range(self.replicas)]
+
+    def lose(self, slot: int, *, is_said: bool = True) -> None:
+        """This replica has used up its restarts."""
+        self._lost.add(slot)
+        if is_said:
+            self.calibration.slot_lost(slot)
 
     def until_settled(self, limit_seconds: float = 50_000) -> Calibration:
         """Until a choice was made and every engine runs it."""
@@ -99,7 +106,8 @@ class SimulatedRun:
         """One window of all replicas."""
         self.now += WINDOW
         for slot, engine in enumerate(self._engines):
-            self._advance(slot, engine)
+            if slot not in self._lost:
+                self._advance(slot, engine)
         self.calibration.outlook(self.seconds_left(self.now))
         self.journal += self.calibration.newly_measured()
 
@@ -112,7 +120,9 @@ class SimulatedRun:
     def _is_settled(self) -> bool:
         choice = self.calibration.choice
         return choice is not None and all(
-            engine.arm == choice.arm.name and self.now >= engine.starting_until for engine in self._engines
+            engine.arm == choice.arm.name and self.now >= engine.starting_until
+            for slot, engine in enumerate(self._engines)
+            if slot not in self._lost
         )
 
     def _advance(self, slot: int, engine: _Replica) -> None:

@@ -15,13 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from regen.records import Acceptance
-from regen.spec import FakeCost, SpeculationSpec
+from regen.spec import SCHEDULE_ARG, FakeCost, SpeculationSpec
 
 # A machine that cannot keep up must not keep other tasks from running.
 _STEPS_AT_ONCE = 64
 # Progress is said in large steps, as engines do.
 _PROGRESS_STEPS = 64
-_SCHEDULE = "num_speculative_tokens_per_batch_size"
 
 
 class Drafting:
@@ -29,7 +28,7 @@ class Drafting:
 
     def __init__(self, speculation: SpeculationSpec | None) -> None:
         self.most = speculation.num_tokens if speculation else 0
-        self._schedule = sorted(speculation.args.get(_SCHEDULE) or []) if speculation else []
+        self._schedule = sorted(speculation.args.get(SCHEDULE_ARG) or []) if speculation else []
 
     def depth(self, batch: int) -> int:
         """Draft tokens per step. A schedule by batch size as vLLM reads it: what it leaves out goes on as before."""

@@ -58,7 +58,7 @@ class ProgressLine(AbstractContextManager["ProgressLine"]):
         if status.incarnation != self._incarnation:
             self._incarnation, self._pace = status.incarnation, Pace()  # its counts begin anew
         if status.phase in (Phase.RUNNING, Phase.DRAINING):
-            self._pace.add(Sample(now, status.session_sampled_tokens, status.session_rows))
+            self._pace.add(Sample(now, status.session_paced_tokens, status.session_rows))
         line = self._line(status)
         if status.metrics_url is not None and self._metrics_url is None:
             self._metrics_url = status.metrics_url

@@ -11,7 +11,7 @@ from regen.protocols import Storage
 from regen.run.held import replayed_run
 from regen.run.speculation_records import subject_of
 from regen.spec import RunSpec
-from regen.store.control import DecidedBy, SpeculationDecided
+from regen.store.control import SpeculationDecided, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,7 @@ class StandingChoice:
     reason: str
     at: str
     arms: tuple[dict[str, Any], ...]
+    session: str
 
     def to_json(self) -> dict[str, Any]:
         """For machines, and for report.json."""
@@ -37,13 +38,18 @@ class StandingChoice:
 
 
 def standing_choice(storage: Storage, spec: RunSpec) -> StandingChoice | None:
-    """What was measured last for this very speculation, engine and sampling; None if nothing was."""
+    """What was measured last for this very speculation, engine, sampling and target; None if nothing was."""
     replayed = replayed_run(storage)
     subject = subject_of(spec)
     for record in reversed(replayed.records if replayed else ()):
-        if isinstance(record, SpeculationDecided) and record.by is DecidedBy.CALIBRATION and record.subject == subject:
+        if isinstance(record, SpeculationDecided) and record.verdict == Verdict.MEASURED and record.subject == subject:
             return StandingChoice(
-                record.arm, record.speculation, record.reason, record.at, tuple(json.loads(record.evidence))
+                record.arm,
+                record.speculation,
+                record.reason,
+                record.at,
+                tuple(json.loads(record.evidence)),
+                record.session,
             )
     return None
 

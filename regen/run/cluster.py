@@ -86,6 +86,9 @@ class RayCoordinator:
     async def worker_gone(self, worker: WorkerId) -> None:
         await _answered(self.actor.worker_gone.remote(worker))
 
+    async def slot_lost(self, slot: int) -> None:
+        await _answered(self.actor.slot_lost.remote(slot))
+
 
 @dataclass(frozen=True, slots=True)
 class RayWorker:
@@ -234,6 +237,9 @@ class CoordinatorActor:
 
     async def worker_gone(self, worker: WorkerId) -> None:
         await self._coordinator.worker_gone(worker)
+
+    async def slot_lost(self, slot: int) -> None:
+        await self._coordinator.slot_lost(slot)
 
 
 @ray.remote(max_restarts=0, max_task_retries=0)

@@ -71,6 +71,7 @@ BREAKER_DRAIN_SECONDS = 60.0
 # When speculation is what ends the run.
 SPECULATION_DRAIN_SECONDS = 60.0
 _FEWEST_WARMUP_ROWS = 8
+_WORKING = (ReplicaState.RUNNING, ReplicaState.DRAINING)
 _ENDED = (Phase.FINISHED, Phase.DRAINED, Phase.FAILED)
 
 
@@ -117,6 +118,8 @@ class Coordinator:
         self._exhausted: list[tuple[Exhausted, WorkerId]] = []
         self._heard: dict[int, WorkerId] = {}
         self._sampled_before = 0
+        self._paced_tokens = 0
+        self._leasing_since: float | None = None
         self._steps: list[GenerationSteps] = []
         self._session_rows = 0
         self._session_output_tokens = 0
@@ -145,14 +148,17 @@ class Coordinator:
             self._take_in(run, request.worker.slot, table, orders.accepted)
             self._steps += [seen for seen in request.steps if seen.ordinal in orders.accepted]
         self._exhausted.extend((exhausted, request.worker) for exhausted in orders.exhausted)
-        leases = await self._leases(run, request.worker, orders.grants)
+        command = self._command(run, request.worker)
+        leases = await self._leases(run, request.worker, orders.grants, command)
         warmup = await self._warmup_rows(run) if request.wants_warmup else None
-        return ExchangeReply(self._command(run, request.worker), orders.settled, orders.resend, leases, warmup)
+        return ExchangeReply(command, orders.settled, orders.resend, leases, warmup)
 
     async def assignment(self, slot: int) -> Assignment | None:
-        """With what this slot's next engine is started; None as long as the journal is not replayed."""
+        """With what this slot's next engine is started; None while none is: before the replay, and in a drain."""
         self._ensure_working()
-        return None if self._run is None else self._run.speculation.assignment(slot)
+        if self._run is None or self._drain_until is not None:
+            return None
+        return self._run.speculation.assignment(slot)
 
     async def status(self) -> CoordinatorStatus:
         """What is known now. The first call starts the work."""
@@ -173,6 +179,11 @@ class Coordinator:
         if self._run is not None:
             self._run.schedule.worker_gone(worker)
             self._run.speculation.worker_gone(worker)
+
+    async def slot_lost(self, slot: int) -> None:
+        """The driver starts no more engines in this slot."""
+        if self._run is not None:
+            self._run.speculation.slot_lost(slot)
 
     async def close(self) -> None:
         """Stop at once, publishing nothing: what a kill does, for coordinators that share a process with others."""
@@ -298,14 +309,26 @@ class Coordinator:
 
     def _look_after_speculation(self, run: _OpenRun, now: float) -> None:
         """What was decided goes into the journal; a failure ends the run, and so does the end of `regen calibrate`."""
-        run.pace.add(Sample(now, self._sampled_tokens(), self._session_rows))
-        row_seconds = run.schedule.in_flight * (now - self._opened_at) / max(1, self._session_rows)
-        run.speculation.tick(now, run.pace.progress(run.schedule.left).rough_seconds_left, row_seconds)
+        run.pace.add(Sample(now, self._paced_tokens, self._session_rows))
+        seconds_left = run.pace.progress(run.schedule.left).rough_seconds_left
+        run.speculation.tick(now, self._within_hours(seconds_left, now), self._row_seconds(run, now))
         run.publisher.note(run.speculation.unwritten(_time_of_day()))
         error = run.speculation.error
         if self._drain_until is None and (error is not None or run.speculation.has_what_it_came_for):
             self._error = self._error or error
             self._begin_drain(now + SPECULATION_DRAIN_SECONDS)
+
+    def _within_hours(self, seconds_left: float | None, now: float) -> float | None:
+        hours = self._spec.limits.hours
+        if hours is None or seconds_left is None:
+            return seconds_left
+        return min(seconds_left, max(0.0, hours * 3600 - (now - self._opened_at)))
+
+    def _row_seconds(self, run: _OpenRun, now: float) -> float:
+        """How long a row takes: rows at work, over rows that end in a second."""
+        if self._leasing_since is None or not self._session_rows:
+            return 0.0
+        return run.schedule.in_flight * (now - self._leasing_since) / self._session_rows
 
     def _is_awaited(self, run: _OpenRun) -> bool:
         """An engine that is to be replaced has ended its rows and waits for their commit: every second counts there."""
@@ -345,8 +368,12 @@ class Coordinator:
     def _hear(self, run: _OpenRun, request: ExchangeRequest, now: float) -> None:
         """What a replica says of itself. A newer incarnation counts from zero: what the one before has made is kept."""
         slot, before = request.worker.slot, self._heard.get(request.worker.slot)
+        counted = self._replicas[slot].counters.output_tokens
         if before is not None and before != request.worker:
-            self._sampled_before += self._replicas[slot].counters.output_tokens
+            self._sampled_before += counted
+        elif before is not None and self._replicas[slot].state in _WORKING:
+            # Neither a warm-up's tokens nor those that an earlier coordinator has seen belong to this session's rows.
+            self._paced_tokens += request.stats.counters.output_tokens - counted
         self._heard[slot], self._replicas[slot] = request.worker, request.stats
         run.speculation.hear(request.worker, request.stats, now)
 
@@ -361,7 +388,7 @@ class Coordinator:
             run.publisher.add(table)
             self._session_rows += table.num_rows
             self._session_output_tokens += _completion_tokens(table)
-            for seen in rows.seen_generations(table):
+            for seen in rows.seen_generations(table) if run.speculation.is_on else ():
                 if seen.status is not Status.DEGENERATE:  # a loop is easy to draft, and tells nothing
                     run.speculation.generation(slot, seen.source, seen.prompt_tokens, seen.acceptance)
 
@@ -375,10 +402,16 @@ class Coordinator:
         run.publisher.end_retry(ordinal, round_, status, reason or "")
         return True
 
-    async def _leases(self, run: _OpenRun, worker: WorkerId, grants: Sequence[Grant]) -> tuple[Lease, ...]:
+    async def _leases(
+        self, run: _OpenRun, worker: WorkerId, grants: Sequence[Grant], command: Command
+    ) -> tuple[Lease, ...]:
         """The granted rows, read from the plan. With the store away they go back, and the worker asks again."""
+        if command is Command.REPLACE:
+            run.schedule.take_back(worker, [grant.ordinal for grant in grants])
+            return ()
         if not grants:
             return ()
+        self._leasing_since = self._leasing_since or time.monotonic()
         try:
             planned = await self._planned(run, [grant.ordinal for grant in grants])
         except StoreUnavailable:
@@ -447,6 +480,7 @@ class Coordinator:
             speculation=run.speculation.status() if run else SpeculationStatus(),
             session_output_tokens=self._session_output_tokens,
             session_sampled_tokens=self._sampled_tokens(),
+            session_paced_tokens=self._paced_tokens,
             session_rows=self._session_rows,
             session_seconds=time.monotonic() - self._opened_at,
             metrics_url=self._endpoint.url if self._endpoint else None,

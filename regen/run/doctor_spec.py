@@ -15,7 +15,7 @@ from typing import Any
 
 from regen.data.target import Target, resolve_target
 from regen.data.template import load_template
-from regen.errors import EngineStartFailed, ExitCode
+from regen.errors import EngineStalled, EngineStartFailed, ExitCode
 from regen.protocols import Engine
 from regen.records import Acceptance, Conversation, EngineInfo, Message, PlannedRow, Role, WarmupReport
 from regen.run.conversation import Regenerator
@@ -27,7 +27,7 @@ from regen.run.replica import build_engine
 from regen.run.setup import WorkerSetup
 from regen.run.stall import StallClock
 from regen.run.start import aside_setup
-from regen.run.warmup import warm_up
+from regen.run.warmup import Prepare, warm_up
 from regen.spec import RunSpec, SpeculationSpec
 from regen.speculative.evidence import Finding, Severity
 from regen.speculative.gate import GateResult, GateVerdict, judge
@@ -110,7 +110,10 @@ class SpecReport:
 
 
 def examine_spec(spec: RunSpec, seconds: float, say: Callable[[str], None]) -> SpecReport:
-    """`seconds` bound the warm-up, not the engine's start. Raises SpecError, EngineError."""
+    """`seconds` bound the warm-up's answers, not the engine's start; for rating them its stall timeout comes on top.
+
+    Raises SpecError, EngineError.
+    """
     speculation = spec.speculation
     if speculation is None:
         return SpecReport(None, None, ())
@@ -145,10 +148,24 @@ async def _visit(
         say(f"{info.engine} is up and answers the doctor's {len(PROMPTS)} prompts, over and over")
         with ThreadPoolExecutor(_TEXT_THREADS) as executor:
             prepare = _regenerator(setup, executor, info, engine).first_request
-            temperature = setup.run.temperature
-            return info, await warm_up(_rows(), speculation, prepare, engine, info.slots, temperature=temperature)
+            return info, await _warmed_up(setup, speculation, prepare, engine, info.slots)
     finally:
         await engine.close()
+
+
+async def _warmed_up(
+    setup: WorkerSetup, speculation: SpeculationSpec, prepare: Prepare, engine: Engine, slots: int
+) -> WarmupReport:
+    """A warm-up ends its answers by itself; no bound of its own is on what comes before and after them."""
+    limit_seconds = speculation.warmup.seconds + setup.run.spec.engine.stall_timeout_seconds
+    work = warm_up(_rows(), speculation, prepare, engine, slots, temperature=setup.run.temperature)
+    try:
+        return await asyncio.wait_for(work, limit_seconds)
+    except TimeoutError:
+        raise EngineStalled(
+            f"the engine's warm-up did not end within {limit_seconds:g} s: --seconds, and"
+            " engine.stall_timeout_seconds for rating its answers"
+        ) from None
 
 
 async def _started(engine: Engine, limit_seconds: float) -> EngineInfo:

@@ -24,6 +24,8 @@ OPENING_POLL_SECONDS = 0.1
 COORDINATOR_RESTARTS = 5
 # How long after the end the workers may take to leave before they are killed.
 LEAVE_SECONDS = 20.0
+# So many failures of engines whose settings are being compared are calibration's affair, not a restart of the replica.
+TRIAL_RESTARTS = 8
 # After `limits.hours`, what runs gets so long to end.
 HOURS_DRAIN_SECONDS = 60.0
 _ENDED = (Phase.FINISHED, Phase.DRAINED, Phase.FAILED)
@@ -39,6 +41,8 @@ class CoordinatorHandle(Protocol):
     async def assignment(self, slot: int) -> Assignment | None: ...
 
     async def worker_gone(self, worker: WorkerId) -> None: ...
+
+    async def slot_lost(self, slot: int) -> None: ...
 
 
 class WorkerHandle(Protocol):
@@ -145,26 +149,34 @@ class Driver:
 
     async def _keep_replica(self, coordinator: CoordinatorHandle, slot: int) -> None:
         """One slot: an engine after another until one is told to stop. Raises when its restarts are used up."""
-        left = self._pattern.run.spec.engine.restarts
+        left, trials_left = self._pattern.run.spec.engine.restarts, TRIAL_RESTARTS
         for incarnation in count():
             assignment = await self._assignment(coordinator, slot)
             if assignment is None:
                 return
             setup = replace(self._pattern, worker=WorkerId(slot, incarnation), assignment=assignment)
-            worker = self._workers[slot] = await self._cluster.start_worker(setup)
+            worker, lost = await self._cluster.start_worker(setup), False
+            self._workers[slot] = worker
             try:
                 if await worker.run() is Left.STOPPED:
                     return
             except Exception as error:  # whatever it is, it is this replica's end, and must be heard of
                 is_final = self._drain_until is not None or isinstance(error, UserError)
+                if assignment.is_trial and trials_left and not is_final:
+                    trials_left -= 1
+                    self._say(f"replica {slot}, tried with {assignment.arm}: {type(error).__name__}: {error}")
+                    continue
                 left = 0 if is_final else left
                 self._say(f"replica {slot} is gone: {type(error).__name__}: {error}; restarts left: {left}")
                 if not left:
+                    lost = True
                     raise
                 left -= 1
             finally:
                 await worker.kill()
                 await coordinator.worker_gone(setup.worker)
+                if lost:
+                    await coordinator.slot_lost(slot)
 
     async def _assignment(self, coordinator: CoordinatorHandle, slot: int) -> Assignment | None:
         """What the slot's next engine is started with, asked of a coordinator that may be replaying; None: none is."""

@@ -46,7 +46,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class SourceComparison:
     """Generations of one source (None: all) that were answered again.
 
     `recorded` and `now` tally the same generations; `identical` of their answers have the stored ids.
@@ -84,8 +84,8 @@ class Evaluation:
     recorded_by: dict[tuple[str | None, str], int]
     unanswered: dict[str, int]
     degenerate: int
-    sources: tuple[Comparison, ...]
-    total: Comparison
+    sources: tuple[SourceComparison, ...]
+    total: SourceComparison
     verdict: Verdict
 
     @property
@@ -205,7 +205,7 @@ def _evaluation(
         speculation=speculation,
         engine=info,
         rows=rows,
-        temperature=max(sampling.temperature for one in stored if (sampling := one.generation.sampling) is not None),
+        temperature=max(one.generation.sampling.temperature for one in stored if one.generation.sampling),
         recorded_by=dict(Counter((one.draft, one.engine) for one in stored).most_common()),
         unanswered=dict(Counter(_reason(result) for result in results if not isinstance(result, Completion))),
         degenerate=len(answered) - len(whole),
@@ -215,8 +215,8 @@ def _evaluation(
     )
 
 
-def _comparison(source: str | None, answered: Sequence[tuple[Stored, Completion]]) -> Comparison:
-    return Comparison(
+def _comparison(source: str | None, answered: Sequence[tuple[Stored, Completion]]) -> SourceComparison:
+    return SourceComparison(
         source=source,
         generations=len(answered),
         identical=sum(one.generation.completion_token_ids == made.token_ids for one, made in answered),

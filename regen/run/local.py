@@ -58,6 +58,9 @@ class LocalCoordinator:
     async def worker_gone(self, worker: WorkerId) -> None:
         await self._living.worker_gone(worker)
 
+    async def slot_lost(self, slot: int) -> None:
+        await self._living.slot_lost(slot)
+
     async def exchange(self, request: ExchangeRequest) -> ExchangeReply:
         return await self._living.exchange(request)
 

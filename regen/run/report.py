@@ -51,7 +51,10 @@ _DIMENSIONS: tuple[tuple[str, Callable[[Cell], str | Bucket]], ...] = (
 
 @dataclass(slots=True)
 class Report:
-    """`rows` are committed rows of `planned`, refused ones not among them. The degenerate are in no other figure."""
+    """`rows` are committed rows of `planned`, those that the plan has settled not among them.
+
+    What is degenerate is in no other figure.
+    """
 
     name: str
     url: str

@@ -21,7 +21,7 @@ from regen.run.held import replayed_run
 from regen.run.look import labels_by_source, outcomes_by_replica
 from regen.run.record import require_record
 from regen.run.setup import RunSetup, WorkerSetup
-from regen.run.wanted import wanted_speculation
+from regen.spec import RunSpec
 from regen.store import layout
 from regen.store.control import SpeculationDecided
 from regen.store.replay import replay
@@ -93,8 +93,11 @@ def seal_complete(storage: Storage) -> list[Shard]:
     )
 
 
-def write_report(storage: Storage, last: CoordinatorStatus, found: Standing) -> None:
-    """report.json: the totals, and what this session saw. Derived: it can be lost and made again."""
+def write_report(storage: Storage, spec: RunSpec, last: CoordinatorStatus, found: Standing) -> None:
+    """report.json: the totals, and what this session saw. Derived: it can be lost and made again.
+
+    `spec` is the session's own, which may have another engine or another speculation than run.json.
+    """
     report = {
         "planned": found.planned,
         "reopened": found.reopened,
@@ -104,16 +107,14 @@ def write_report(storage: Storage, last: CoordinatorStatus, found: Standing) -> 
         "output_tokens": found.totals.output_tokens,
         "generations": found.totals.generations,
         "accept_length": found.totals.acceptance.accept_length,
-        "speculation": _speculation(storage),
+        "speculation": _speculation(storage, spec),
         "session": _session(last),
     }
     storage.replace(layout.REPORT, json.dumps(report, indent=1).encode("utf-8"))
 
 
-def _speculation(storage: Storage) -> dict[str, Any]:
+def _speculation(storage: Storage, spec: RunSpec) -> dict[str, Any]:
     """What was chosen, with its evidence, and every decision in order."""
-    record = require_record(storage)
-    spec = record.spec.model_copy(update={"speculation": wanted_speculation(storage, record)})
     choice = standing_choice(storage, spec)
     replayed = replayed_run(storage)
     decided = [one for one in (replayed.records if replayed else ()) if isinstance(one, SpeculationDecided)]

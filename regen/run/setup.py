@@ -59,10 +59,14 @@ class RunSetup:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a slot's next engine is started with. `arm` names it: `off`, `configured`, or a setting of calibration."""
+    """What a slot's next engine is started with. `arm` names it: `off`, `configured`, or a setting of calibration.
+
+    `is_trial`: it is being compared; that it will not start is calibration's affair, and costs no restart.
+    """
 
     arm: str
     speculation: SpeculationSpec | None
+    is_trial: bool = False
 
 
 @dataclass(frozen=True, slots=True)

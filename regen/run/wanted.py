@@ -15,6 +15,9 @@ from regen.run.record import RunRecord, require_record
 from regen.spec import RunSpec, SpeculationSpec, parse_spec, with_absolute_paths
 from regen.store.control import SpeculationConfigured
 
+# What of the section says how speculation is watched, whatever the draft.
+_POLICY = {"gate", "guard", "calibrate", "warmup", "calibration"}
+
 
 @dataclass(frozen=True, slots=True)
 class NewDraft:
@@ -44,7 +47,10 @@ def configured_record(session: str, record: RunRecord, storage: Storage) -> Spec
 
 
 def with_new_draft(spec: RunSpec, new: NewDraft) -> RunSpec:
-    """The spec with this draft. What an older draft's card promised, and its own settings, are dropped with it.
+    """The spec with this draft. How speculation is watched stays as it is: gate, guard, calibrate, warmup, calibration.
+
+    What was said of the older draft is dropped: `accept` (a waiver is for one draft's findings), `layer_convention`,
+    `args` and `expected`.
 
     Raises SpecError if method and number of tokens are not known.
     """
@@ -53,8 +59,7 @@ def with_new_draft(spec: RunSpec, new: NewDraft) -> RunSpec:
     num_tokens = new.num_tokens or (before.num_tokens if before else None)
     if method is None or num_tokens is None:
         raise SpecError("the run has no speculation so far: --draft needs --method and --num-tokens")
-    kept = before.model_dump(mode="json", exclude_unset=True) if before and before.method == method else {}
-    kept.pop("expected", None)
+    kept = before.model_dump(mode="json", exclude_unset=True, include=_POLICY) if before else {}
     section = {**kept, "method": method, "draft": new.draft, "num_tokens": num_tokens}
     raw = spec.model_dump(mode="json", exclude_unset=True)
     return with_absolute_paths(parse_spec({**raw, "speculation": section}, origin="--draft"))

@@ -1,8 +1,9 @@
 """An engine's warm-up: real first prompts of the plan, at the run's concurrency, until the gate can tell.
 
 Guarantees: nothing that is made here is kept; a row's failure costs that row only; it ends with a verdict, or when more
-answers would hardly bring one, or after `warmup.seconds`. Degenerate answers do not count, and neither do the canary's:
-greedy answers, made while the other slots are busy, that the target then rates without speculation.
+answers would hardly bring one, or after `warmup.seconds`; no draft counts twice. Degenerate answers do not count, and
+neither do the canary's: greedy answers, made while the other slots are busy, that the target then rates without
+speculation.
 
 Costs: some hundred verification steps, and one prefill for each canary row; seconds on most engines.
 """
@@ -12,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+import traceback
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from regen.degenerate import looks_degenerate
-from regen.errors import RowError
+from regen.errors import EngineError, RowError
 from regen.protocols import Engine
 from regen.records import (
     Acceptance,
@@ -31,7 +33,12 @@ from regen.records import (
     WarmupReport,
 )
 from regen.spec import SpeculationSpec
+from regen.speculative.drafting import drafts_on_matches
 from regen.speculative.gate import GateVerdict, could_tell_more, judge
+
+# Rating an answer takes log probabilities of everything before it: some engines hold 4 bytes for each token of the
+# prompt and each word of the vocabulary at once, 0.6 GB here with 150,000 words.
+CANARY_PROMPT_TOKENS = 1024
 
 Prepare = Callable[[PlannedRow], Awaitable[GenerationRequest]]
 
@@ -56,11 +63,15 @@ async def warm_up(
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """One answer to ask for. In every round but the first, a row is asked with another seed."""
+    """One answer to ask for. In every round but the first, a row is asked with another seed.
+
+    `said`: what the row's answer has said so far, where this one goes on with it.
+    """
 
     row: PlannedRow
     round: int
     is_canary: bool
+    said: tuple[int, ...] = ()
 
 
 class _WarmUp:
@@ -85,6 +96,7 @@ class _WarmUp:
         self._before = engine.counters().acceptance
         self._requests: dict[int, GenerationRequest] = {}
         self._numbers = itertools.count()
+        self._cut: deque[_Task] = deque()
         self._canary_ordinals = {row.ordinal for row in _shortest(rows, self._settings.canary_rows)}
         self._canaries_left = len(self._canary_ordinals)
         self._canary_answers: list[tuple[PlannedRow, GenerationRequest, Completion]] = []
@@ -109,41 +121,74 @@ class _WarmUp:
     # --- load ------------------------------------------------------------------------------------
 
     async def _load(self) -> None:
-        """Every slot busy until it is decided; whatever runs then is dropped."""
-        tasks = self._tasks()
-        work = [asyncio.ensure_future(self._fill_slot(tasks)) for _ in range(self._slots)]
+        """Every slot busy until it is decided, or every row was asked; whatever runs when it is decided is dropped."""
+        tasks, deadline = self._tasks(), time.monotonic() + self._settings.seconds
+        work = {asyncio.ensure_future(self._fill_slot(tasks)) for _ in range(self._slots)}
+        pending = work
         try:
-            ended, _ = await asyncio.wait(work, timeout=self._settings.seconds, return_when=asyncio.FIRST_COMPLETED)
+            while pending and (left := deadline - time.monotonic()) > 0:
+                ended, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                if any(slot.result() for slot in ended):
+                    break
         finally:
             for slot in work:
                 slot.cancel()
             await asyncio.gather(*work, return_exceptions=True)
-        for slot in ended:
-            slot.result()
 
-    async def _fill_slot(self, tasks: Iterator[_Task]) -> None:
-        """Answer after answer. It returns when all has been decided, or when no row at all can be asked."""
-        for task in tasks:
+    async def _fill_slot(self, tasks: Iterator[_Task]) -> bool:
+        """Answer after answer. True: it is decided, or no row at all can be asked; False: no row is left to ask."""
+        while (task := next(tasks, None) or self._next_cut()) is not None:
             try:
                 await self._answer(task)
                 self._failures_in_a_row = 0
             except RowError:
                 self._failures_in_a_row += 1  # the run itself will meet this row again, and write down what is wrong
+            except EngineError:
+                raise
+            except Exception:  # a defect, and no reason to replace the engine: its successor would meet the same row
+                traceback.print_exc()
+                self._failures_in_a_row += 1
             finally:
                 self._canaries_left -= task.is_canary
             if self._is_decided() or self._failures_in_a_row >= len(self._rows):
-                return
+                return True
+        return False
 
     def _tasks(self) -> Iterator[_Task]:
-        """The rows over and over, the canary's among them in the first round. Endless, unless there is no row."""
-        for turn in itertools.count() if self._rows else ():
-            for row in self._rows:
+        """The rows over and over, the canary's among them in the first round.
+
+        Only once with a method that drafts on matches: more of the same rows would show more of the same matches, and a
+        short run is not to spend longer on its warm-up than on its rows. Only once, too, where a seed changes nothing:
+        there, what was cut is gone on with.
+        """
+        is_once = drafts_on_matches(self._speculation) or self._temperature == 0
+        for turn in range(1) if is_once else itertools.count():
+            rows = [row for row in self._rows if not (turn and self._is_greedy(row))]
+            if not rows:
+                return
+            for row in rows:
                 yield _Task(row, turn, is_canary=False)
                 if turn == 0 and row.ordinal in self._canary_ordinals:
                     yield _Task(row, turn, is_canary=True)
 
+    def _is_greedy(self, row: PlannedRow) -> bool:
+        request = self._requests.get(row.ordinal)
+        return request is not None and request.sampling.temperature == 0
+
+    def _next_cut(self) -> _Task | None:
+        return self._cut.popleft() if self._cut else None
+
+    def _go_on(self, task: _Task, completion: Completion) -> None:
+        """A greedy answer that was cut here goes on, up to the row's own cap: more drafts, and none of them twice."""
+        said, cap = task.said + completion.token_ids, self._requests[task.row.ordinal].cap
+        is_cut = completion.finish_reason is FinishReason.LENGTH and len(said) < cap
+        if is_cut and self._is_greedy(task.row) and not drafts_on_matches(self._speculation):
+            self._cut.append(replace(task, said=said))
+
     async def _answer(self, task: _Task) -> None:
         request = await self._request(task)
+        if task.round and request.sampling.temperature == 0:
+            return  # it was not known yet when this was due that a seed changes nothing here
         completion = await self._engine.generate(request, self._on_tokens)
         if completion.acceptance is None or completion.acceptance.drafts:
             self._all_counted_zero = False
@@ -156,6 +201,7 @@ class _WarmUp:
         else:
             self._answers += 1
             self._output_tokens += len(completion.token_ids)
+            self._go_on(task, completion)
 
     async def _request(self, task: _Task) -> GenerationRequest:
         ordinal = task.row.ordinal
@@ -166,7 +212,8 @@ class _WarmUp:
             request,
             request_id=f"warmup-{next(self._numbers)}-{request.request_id}",
             sampling=greedy(request.sampling) if task.is_canary else request.sampling,
-            cap=min(request.cap, self._settings.max_tokens),
+            prompt_token_ids=request.prompt_token_ids + task.said,
+            cap=min(request.cap - len(task.said), self._settings.max_tokens),
             seed=None if request.seed is None else request.seed + task.round,
         )
 
@@ -193,11 +240,17 @@ class _WarmUp:
         self, row: PlannedRow, request: GenerationRequest, completion: Completion
     ) -> tuple[CanaryMiss, ...] | None:
         """The miss of one canary answer, if any; None if the engine could not rate it."""
-        with suppress(RowError):
+        try:
             scores = await self._engine.score(request.prompt_token_ids, completion.token_ids)
-            self._on_tokens(len(scores))
-            return first_miss(row.row_id, scores, self._settings.canary_margin)
-        return None
+        except RowError:
+            return None
+        except EngineError:
+            raise
+        except Exception:  # as in `_fill_slot`
+            traceback.print_exc()
+            return None
+        self._on_tokens(len(scores))
+        return first_miss(row.row_id, scores, self._settings.canary_margin)
 
 
 def first_miss(row_id: str, scores: Sequence[TokenScore], margin: float) -> tuple[CanaryMiss, ...]:
@@ -229,8 +282,9 @@ def _is_degenerate(completion: Completion) -> bool:
 
 
 def _shortest(rows: Sequence[PlannedRow], count: int) -> list[PlannedRow]:
-    """So many rows, by first prompt: to rate an answer, some engines keep logits for every token before it."""
-    return sorted(rows, key=lambda row: row.prompt_tokens)[:count]
+    """So many rows at the most, by first prompt, and none beyond the bound. A length of 0 is one that is not known."""
+    fitting = [row for row in rows if row.prompt_tokens <= CANARY_PROMPT_TOKENS]
+    return sorted(fitting, key=lambda row: row.prompt_tokens)[:count]
 
 
 def _less(total: Acceptance, part: Acceptance) -> Acceptance:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from regen.spec import SpeculationSpec
+from regen.speculative.gate import DOUBTS
 
 OFF, CONFIGURED = "off", "configured"
 # Draft tokens of the n-gram arm, and the matches that it looks for. vLLM's own default, a match of 5, is rare in prose.
@@ -65,8 +66,9 @@ def _with_tokens(speculation: SpeculationSpec, count: int) -> SpeculationSpec:
 
 
 def _ngram(speculation: SpeculationSpec) -> SpeculationSpec:
-    """Made anew: the draft, its arguments, its layers and its profile belong to another method."""
+    """Made anew: the draft, its arguments, its layers, its profile and doubts about it belong to another method."""
     policy = {name: getattr(speculation, name) for name in _POLICY}
+    policy["accept"] = [code for code in speculation.accept if code not in DOUBTS]
     return SpeculationSpec(method="ngram", num_tokens=NGRAM_TOKENS, args=dict(_NGRAM_ARGS), **policy)
 
 

@@ -26,8 +26,12 @@ __all__ = ["CONFIGURED", "OFF", "Arm", "ArmResult", "Calibration", "Choice", "Me
 LONGEST_STRETCH = 6
 # Where differences stay unclear, every arm is measured at most so often.
 MOST_VISITS = 4
-# A replica whose slots are not full for so many windows' lengths shows nothing.
+# A replica whose slots are not full for so many windows' lengths shows nothing. A second with full slots makes up for
+# so many without.
 MOST_WAITING = 10
+# A replica that says nothing for so many windows' lengths and engine starts is waited for no more. Starts differ: one
+# may load from a cache what another fetches and compiles.
+MOST_SILENT_WINDOWS, MOST_SILENT_STARTS = 30, 3
 # What a better setting may plausibly save of a run's remaining time.
 PLAUSIBLE_SAVING = 0.3
 
@@ -36,7 +40,9 @@ PLAUSIBLE_SAVING = 0.3
 class ArmResult:
     """What was seen of one arm. Tokens per second are of one replica, with what replicas and time do taken out.
 
-    `low` and `high` are the interval's ends. `prefix_hit_rate` is a share of prompt tokens, None before any;
+    `low` and `high` say how exactly these stretches were measured, and no more: how far replicas and time were told
+    apart from arms is not in them. Two arms are compared by the choice's `reason`, not by whether these overlap.
+    `prefix_hit_rate` is a share of prompt tokens, None before any;
     `prefill_tokens` were computed, not found. `engines` is how many stretches this is made of.
     """
 
@@ -81,8 +87,9 @@ class Calibration:
         self._replicas = replicas
         self._measured = [one for one in measured if one.arm in self._arms]
         self._unsaid: list[Measured] = []
-        self._out: dict[str, str] = {}  # arm -> why it is compared no more
-        self._failed: set[str] = set()
+        self._failed: dict[str, str] = {}  # arm -> why it does not run
+        self._slower: set[str] = set()  # than another that runs, clearly
+        self._lost: set[int] = set()
         self._start_seconds = [one.start_seconds for one in measured if one.start_seconds > 0]
         self._drain_seconds: list[float] = []
         history = _history(self._measured)
@@ -93,6 +100,7 @@ class Calibration:
         self._stretches: dict[int, Stretch] = {}
         self._ready: set[int] = set()
         self._waiting: dict[int, float] = {}
+        self._silent: dict[tuple[int, int], float] = {}  # (silent slot, the one that speaks) -> seconds
         self._leaving: dict[int, float] = {}
         self._most_starts = spec.max_engine_starts
         self._order: list[str] = [CONFIGURED, OFF]
@@ -111,35 +119,58 @@ class Calibration:
     def engine_started(self, slot: int, arm: str, seconds: float) -> None:
         """An engine is up, after so many seconds. Its first windows are a ramp."""
         self._start_seconds.append(seconds)
+        self._heard(slot)
         if self.choice is None and self._assignment.get(slot) == arm:
             self._ready.discard(slot)
             self._stretches[slot].start_seconds = seconds
 
     def engine_failed(self, slot: int, arm: str) -> None:
-        """An engine with this arm would not start, was judged bad or died: the arm is compared no more."""
-        if self.choice is None and arm in self._alive():
-            for other in self._of_the_same_draft(arm):
-                self._out[other] = f"the engine of {arm!r} failed on replica {slot}"
-                self._failed.add(other)
+        """An engine with this arm would not start, was judged bad or died: the arm is compared no more.
+
+        Without `off` nothing says whether speculation pays: it ends undecided, unless that was clear already.
+        """
+        if self.choice is None and arm in self._order and arm not in self._failed:
+            why = f"the engine of {arm!r} failed on replica {slot}"
+            self._failed.update(dict.fromkeys(self._of_the_same_draft(arm), why))
+            self._slower.clear()  # what was slower than this one may be the fastest of the rest
             self._judge()
+
+    def slot_lost(self, slot: int) -> None:
+        """This replica is gone for good: the others go on without it. Without any that takes part: undecided."""
+        if self.choice is not None or slot in self._lost:
+            return
+        self._lost.add(slot)
+        if slot not in self._slots:
+            self._bystanders = max(0, self._bystanders - 1)
+            return
+        self._heard(slot)
+        self._slots.remove(slot)
+        self._ready.discard(slot)
+        for of_slot in (self._assignment, self._stretches, self._waiting, self._leaving, self._last):
+            of_slot.pop(slot, None)
+        if not self._slots:
+            self._leave_undecided(f"replica {slot} is lost, the last of those that were compared")
 
     def add(self, window: Window) -> None:
         """What one engine made since its last window. `window.arm` is what it runs, perhaps not what it should."""
         if self.choice is not None or window.slot not in self._assignment or window.seconds <= 0:
             return
+        self._heard(window.slot)
         if window.arm != self._assignment[window.slot]:
             self._leaving[window.slot] = self._leaving.get(window.slot, 0.0) + window.seconds
         elif window.is_full:
             self._add_full(window)
         else:
             self._wait(window)
+        if self.choice is None:
+            self._miss_the_others(window)
 
     def outlook(self, seconds_left: float | None) -> None:
         """The run's remaining seconds at its present rate; None: not known. May end calibration: too little to save."""
         if self.choice is not None or seconds_left is None or self._is_required or not self._start_seconds:
             return
         ahead = self._ahead()
-        costs = ahead.starts * (_mean(self._start_seconds) + self._mean_drain_seconds()) / self._replicas
+        costs = ahead.starts * (_mean(self._start_seconds) + self._mean_drain_seconds()) / self._running()
         stage_seconds = self._spec.window_seconds + (_mean(self._start_seconds) if ahead.starts else 0.0)
         saved = PLAUSIBLE_SAVING * max(0.0, seconds_left - ahead.stages * stage_seconds)
         if saved < costs or saved == 0.0:
@@ -161,7 +192,8 @@ class Calibration:
         return [
             name
             for name, other in self._arms.items()
-            if other.speculation
+            if name in self._order
+            and other.speculation
             and (other.speculation.method, other.speculation.draft) == (failed.method, failed.draft)
         ]
 
@@ -201,18 +233,26 @@ class Calibration:
         rest = layout.cost(history, self._alive(), self._slots, self._bystanders, self._default())
         return layout.Cost(rest.starts, rest.stages + 1)
 
+    def _running(self) -> int:
+        """Replicas that are not lost."""
+        return max(1, self._replicas - len(self._lost))
+
     def _mean_drain_seconds(self) -> float:
         """What one drain costs of a replica: slots empty one after the other, so about half the time it takes."""
         return _mean(self._drain_seconds) / 2 if self._drain_seconds else self._spec.window_seconds / 2
 
     # --- stages ----------------------------------------------------------------------------------
 
+    def _runnable(self) -> list[str]:
+        return [arm for arm in self._order if arm not in self._failed]
+
     def _alive(self) -> list[str]:
-        return [arm for arm in self._order if arm not in self._out]
+        """What is still compared. Never empty while anything runs: the fastest that was seen is not slower."""
+        return [arm for arm in self._runnable() if arm not in self._slower]
 
     def _default(self) -> str:
         """What replicas run that take no part: only if it does not run at all is it changed before the end."""
-        return OFF if CONFIGURED in self._failed else CONFIGURED
+        return next(iter(self._runnable()), OFF)
 
     def _begin_stage(self, assignment: dict[int, str]) -> None:
         """What goes on as it was keeps its windows: a stage is begun anew when an arm fails in the middle of it."""
@@ -227,11 +267,14 @@ class Calibration:
         }
         self._ready &= kept
         self._waiting = {slot: self._waiting.get(slot, 0.0) if slot in kept else 0.0 for slot in assignment}
+        self._silent.clear()
 
     def _add_full(self, window: Window) -> None:
         if (drained := self._leaving.pop(window.slot, None)) is not None:
             self._drain_seconds.append(drained)
         self._ready.add(window.slot)
+        # Not simply begun anew: one full window now and then is no measurement either.
+        self._waiting[window.slot] = max(0.0, self._waiting[window.slot] - MOST_WAITING * window.seconds)
         if not self._ready.issuperset(self._assignment):
             return  # engines that start beside it may take from what it runs on
         stretch = self._stretches[window.slot]
@@ -250,6 +293,19 @@ class Calibration:
                 f"replica {window.slot} had free slots for {waited:,.0f} s with {window.arm!r}:"
                 " too few rows to measure with full slots"
             )
+
+    def _heard(self, slot: int) -> None:
+        self._silent = {pair: seconds for pair, seconds in self._silent.items() if pair[0] != slot}
+
+    def _miss_the_others(self, window: Window) -> None:
+        """A stage ends when all have been measured: one that says nothing any more is not waited for without end."""
+        start_seconds = max(self._start_seconds, default=0.0)
+        most = MOST_SILENT_WINDOWS * self._spec.window_seconds + MOST_SILENT_STARTS * start_seconds
+        for other in self._assignment.keys() - {window.slot}:
+            silent = self._silent[other, window.slot] = self._silent.get((other, window.slot), 0.0) + window.seconds
+            if silent > most:
+                self._leave_undecided(f"replica {other} has said nothing for {silent:,.0f} s")
+                return
 
     def _is_long_enough(self, stretch: Stretch) -> bool:
         return stretch.seconds >= self._spec.window_seconds and len(stretch.rates) >= LEAST_PARTS
@@ -275,14 +331,21 @@ class Calibration:
         comparison = Comparison(self._measured) if self._measured else None
         if comparison is not None:
             seen = self._seen()
-            slower = [arm for arm in seen if any(self._is_better(comparison, other, arm) for other in seen)]
-            self._out.update(dict.fromkeys(slower, "clearly slower"))
-        if len(self._alive()) <= 1 and self._failed.issuperset(self._out):
+            self._slower |= {arm for arm in seen if any(self._is_better(comparison, other, arm) for other in seen)}
+        if len(self._runnable()) <= 1:
             self._end_with_the_rest()
+        elif OFF in self._failed and not self._is_off_beaten(comparison):
+            self._leave_undecided(f"{self._failed[OFF]}, so nothing says whether speculation pays")
         elif comparison is not None and (preferred := self._preferred(self._measured)) is not None:
             self._choose(preferred, comparison)
         else:
             self._go_on(comparison)
+
+    def _is_off_beaten(self, comparison: Comparison | None) -> bool:
+        """By something that runs, whatever else is still unclear."""
+        if comparison is None or OFF not in comparison.arms:
+            return False
+        return any(self._is_better(comparison, arm, OFF) for arm in self._seen())
 
     def _go_on(self, comparison: Comparison | None) -> None:
         """The next stage, if it may help and the starts suffice for it and for the last move."""
@@ -345,7 +408,7 @@ class Calibration:
             if difference.gain < gain / 2 or difference.low <= -gain / 2:
                 return OFF
         speculating = [arm for arm in alive if arm != OFF]
-        return next(arm for arm in speculating if comparison.difference(best, arm).gain < gain)
+        return next(arm for arm in speculating if comparison.difference(best, arm).gain <= gain)
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -354,10 +417,10 @@ class Calibration:
 
     def _end_with_the_rest(self) -> None:
         """Nothing is left to compare with."""
-        rest = next(iter(self._alive()), OFF)
-        failed = "; ".join(f"{arm!r}: {why}" for arm, why in self._out.items())
-        reason = f"{rest!r} is what is left ({failed})"
-        self.choice = Choice(self._arms[rest], reason, self._table(), False)
+        rest = self._default()
+        failed = "; ".join(f"{arm!r}: {why}" for arm, why in self._failed.items())
+        said = "is what is left" if self._runnable() else "is what a run falls back to: no setting runs"
+        self.choice = Choice(self._arms[rest], f"{rest!r} {said} ({failed})", self._table(), False)
 
     def _leave_undecided(self, why: str) -> None:
         alive = self._alive()
@@ -368,7 +431,8 @@ class Calibration:
     def _sentence(self, arm: str, comparison: Comparison) -> str:
         rate, _, _ = comparison.rate(arm)
         against = [self._against(arm, other, comparison) for other in comparison.arms if other != arm]
-        return f"{arm!r} makes {rate:,.1f} tokens/s per replica: {'; '.join(against)}"
+        failed = "".join(f"; {why}" for why in dict.fromkeys(self._failed.values()))
+        return f"{arm!r} makes {rate:,.1f} tokens/s per replica: {'; '.join(against)}{failed}"
 
     @staticmethod
     def _against(arm: str, other: str, comparison: Comparison) -> str:

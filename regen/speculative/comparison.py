@@ -64,7 +64,10 @@ class Comparison:
         return Difference(*(math.expm1(min(value, 50.0)) for value in (guess, guess - half, guess + half)))
 
     def rate(self, arm: str) -> tuple[float, float, float]:
-        """(output tokens per second of one replica, low, high) with what is known of replicas and time taken out."""
+        """(output tokens per second of one replica, low, high) with what is known of replicas and time taken out.
+
+        The interval is that of the arm's stretches alone; how well replicas and time are known is in `difference`.
+        """
         weight = sum(w for w, one in zip(self._weights, self._measured, strict=True) if one.arm == arm)
         rate = math.exp(self._centre + self._effects[self.arms.index(arm)])
         half = Z / math.sqrt(weight)

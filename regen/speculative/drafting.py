@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from regen.spec import SpeculationSpec
+from regen.spec import SCHEDULE_ARG, SpeculationSpec
 
-_SCHEDULE = "num_speculative_tokens_per_batch_size"
 _ON_MATCHES = ("ngram", "suffix")
 
 
@@ -17,13 +16,20 @@ def drafts_every_step(speculation: SpeculationSpec) -> bool:
     """A decoded token without a draft is a fault. Not so for prompt lookup, for a schedule that drafts nothing at some
     batch sizes, and for a draft with a context of its own: vLLM drafts for no row while one of the batch is beyond it.
     """
-    schedule = speculation.args.get(_SCHEDULE)
-    may_rest = isinstance(schedule, list) and any(isinstance(entry, list | tuple) and 0 in entry for entry in schedule)
-    return not (drafts_on_matches(speculation) or may_rest or "max_model_len" in speculation.args)
+    may_rest = drafts_nothing_at_some_size(speculation) or "max_model_len" in speculation.args
+    return not (drafts_on_matches(speculation) or may_rest)
+
+
+def drafts_nothing_at_some_size(speculation: SpeculationSpec) -> bool:
+    """The schedule has a range of batch sizes for which it says 0 tokens. What is no such range says nothing."""
+    schedule = speculation.args.get(SCHEDULE_ARG)
+    return isinstance(schedule, list) and any(
+        isinstance(entry, list | tuple) and len(entry) == 3 and entry[2] == 0 for entry in schedule
+    )
 
 
 def depth_varies(speculation: SpeculationSpec) -> bool:
     """How many tokens are drafted at once follows the load, so accept length moves without a fault; what the first
     position accepts does not.
     """
-    return bool(speculation.args.get(_SCHEDULE)) or bool(speculation.args.get("enable_adaptive_verification"))
+    return bool(speculation.args.get(SCHEDULE_ARG)) or bool(speculation.args.get("enable_adaptive_verification"))

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from regen.records import Acceptance, CanaryMiss, WarmupReport
-from regen.spec import SpeculationSpec
+from regen.spec import SCHEDULE_ARG, SpeculationSpec
+from regen.speculative.drafting import drafts_nothing_at_some_size, drafts_on_matches
 from regen.speculative.gate_causes import Trouble, causes_of
 
 DEAD_ACCEPT_LENGTH = 1.05
@@ -62,8 +63,6 @@ DOUBTS = frozenset(
         "weights-zero",
     }
 )
-SCHEDULE = "num_speculative_tokens_per_batch_size"
-_ON_MATCHES = ("ngram", "suffix")
 
 
 class GateVerdict(StrEnum):
@@ -114,7 +113,7 @@ def judge(
         or _dead(report, speculation)
         or _off_profile(report, speculation, is_final, temperature)
         or _hardly_alive(report)
-        or _Ruling(GateVerdict.HEALTHY, _figures(report))
+        or _Ruling(GateVerdict.HEALTHY, _figures(report) + _unrated(report, speculation))
     )
     causes = causes_of(ruling.trouble, speculation, temperature) if ruling.trouble else ()
     return GateResult(ruling.verdict, ruling.found, causes, _seen(report).accept_length)
@@ -154,7 +153,7 @@ def _absent(report: WarmupReport, speculation: SpeculationSpec) -> _Ruling | Non
     due = _drafts_due(report, speculation)
     if _seen(report).drafts or due < DRAFTS_DUE or drafts_nothing_at_some_size(speculation):
         return None
-    if speculation.method in _ON_MATCHES and report.acceptance is not None:
+    if drafts_on_matches(speculation) and report.acceptance is not None:
         return None
     said = "no speculation counters" if report.acceptance is None else "no drafts"
     return _Ruling(
@@ -173,8 +172,8 @@ def _too_few(report: WarmupReport, speculation: SpeculationSpec) -> _Ruling | No
     if speculation.num_tokens == 0:
         why = "; speculation.num_tokens is 0"
     elif drafts_nothing_at_some_size(speculation):
-        why = f"; {SCHEDULE} drafts nothing at some batch sizes"
-    elif speculation.method in _ON_MATCHES:
+        why = f"; {SCHEDULE_ARG} drafts nothing at some batch sizes"
+    elif drafts_on_matches(speculation):
         why = f"; {speculation.method} drafts only where earlier text repeats"
     return _Ruling(GateVerdict.UNDECIDED, f"{_figures(report)}: a verdict needs {needed:,} drafts{why}")
 
@@ -242,12 +241,6 @@ def _hardly_alive(report: WarmupReport) -> _Ruling | None:
 # --- figures -------------------------------------------------------------------------------------
 
 
-def drafts_nothing_at_some_size(speculation: SpeculationSpec) -> bool:
-    """Whether vLLM's schedule by batch size has a range in which nothing is drafted on purpose."""
-    schedule = speculation.args.get(SCHEDULE)
-    return isinstance(schedule, list) and any(entry[2] == 0 for entry in schedule)
-
-
 def _seen(report: WarmupReport) -> Acceptance:
     return report.acceptance or Acceptance()
 
@@ -281,6 +274,12 @@ def _standard_error(seen: Acceptance) -> float:
     mean = seen.accepted / seen.drafts
     square = sum((2 * index + 1) * count for index, count in enumerate(seen.accepted_by_position)) / seen.drafts
     return math.sqrt(max(0.0, square - mean**2) * CLUSTERING / seen.drafts)
+
+
+def _unrated(report: WarmupReport, speculation: SpeculationSpec) -> str:
+    """Wrong answers are then not looked for, which is no part of being healthy."""
+    is_unrated = speculation.warmup.canary_rows > 0 and report.canary_answers == 0
+    return "; no canary answer was rated" if is_unrated else ""
 
 
 def _figures(report: WarmupReport) -> str:

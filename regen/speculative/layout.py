@@ -21,7 +21,10 @@ class Cost:
 
 
 def next_stage(history: Sequence[Stage], arms: Sequence[str], slots: Sequence[int]) -> dict[int, str]:
-    """What each of `slots` measures next: what it has measured least, then what all have measured least."""
+    """What each of `slots` measures next: what it has measured least, then what all have measured least.
+
+    At least one arm.
+    """
     stage: dict[int, str] = {}
     for slot in slots:
         own = [past[slot] for past in history if slot in past]

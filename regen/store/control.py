@@ -112,6 +112,14 @@ class DecidedBy(StrEnum):
     GUARD = "guard"
 
 
+class Verdict(StrEnum):
+    """What calibration says; the gate and the guard have words of their own."""
+
+    MEASURED = "measured"
+    UNMEASURED = "unmeasured"
+    LEFT_OUT = "left_out"
+
+
 @with_config(_STRICT)
 @dataclass(frozen=True, slots=True)
 class SpeculationConfigured:

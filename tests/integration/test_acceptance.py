@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 
 from regen.errors import EngineStalled, FingerprintDrift, PreflightRefused, SpecError
+from regen.records import Status
 from regen.run.driver import Driver
 from regen.run.evaluate import Evaluation, evaluate
 from regen.run.local import LocalCluster
 from regen.run.report import Report, report
+from regen.run.retry import retry
 from regen.run.session import seal_run
-from regen.run.start import Begun
+from regen.run.start import Begun, StartOptions, resume
 from regen.spec import RunSpec
 from regen.speculative.acceptance import Verdict
+from regen.store.choosing import Wanted
 from regen.store.storage import LocalStorage
 from tests.heads import TARGET, VOCABULARY, eagle3
 from tests.processes import regen
@@ -167,6 +170,39 @@ def test_degenerate_rows_are_counted_and_in_no_figure(tmp_path: Path) -> None:
     assert made.degenerate_rows == made.rows == 30
     assert made.degenerate_generations == 30
     assert made.arms == []
+
+
+def test_a_looping_answer_behind_good_ones_is_counted_and_in_no_figure(tmp_path: Path) -> None:
+    """Its row is partial: the good turn before it is measured."""
+    scripts = [("then?", b"I use 460. " * 60), ("user", b"A good answer.")]
+    answers = [{"prompt_ids": list(key.encode()), "ids": list(text)} for key, text in scripts]
+    finished(spec_with_head(tmp_path, engine={"answers": answers}, sampling={"max_tokens": 1000}))
+    kept = [row for row in shard_table(tmp_path / "run").to_pylist() if row["status"] == "partial"]
+    assert [(row["reason"], len(row["generations"])) for row in kept] == [("loop", 2)] * 10
+    made = report(run_of(tmp_path))
+    (arm,) = made.arms
+    assert (made.rows, made.degenerate_rows, made.degenerate_generations) == (45, 0, 10)
+    assert arm.total.generations == 45
+    assert [tally.generations for tally in arm.tables["turn"].values()] == [45]
+
+
+def test_rows_that_were_made_again_are_reported_as_they_are_now(tmp_path: Path) -> None:
+    finished(spec_with_head(tmp_path, sampling={"max_tokens": 12}))
+    cut = sum(row["status"] == "truncated" for row in shard_table(tmp_path / "run").to_pylist())
+    assert retry(run_of(tmp_path), Wanted(frozenset({Status.TRUNCATED})), {"max_tokens": 100}).rows == cut > 0
+    before = report(run_of(tmp_path))
+    again = resume(run_of(tmp_path).url, StartOptions(processes=1), say=lambda text: None)
+    asyncio.run(drive(LocalCluster(), again))
+    seal_run(again.storage, again.worker_setup.run)
+    made = report(run_of(tmp_path))
+    (arm,) = made.arms
+    generations, drafts, accepted = seen_in_shards(tmp_path)
+    assert (before.rows, made.rows) == (45, 45)
+    assert (arm.total.generations, arm.total.drafts, arm.total.accepted) == (
+        generations,
+        drafts,
+        accepted,
+    )
 
 
 def test_report_prints_tables_and_one_json_document(tmp_path: Path) -> None:

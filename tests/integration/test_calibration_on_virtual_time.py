@@ -16,7 +16,7 @@ from regen.run.held import replayed_run
 from regen.run.local import LocalCluster
 from regen.run.session import seal_run
 from regen.run.start import Begun
-from regen.store.control import ArmMeasured, DecidedBy, SpeculationDecided
+from regen.store.control import ArmMeasured, DecidedBy, SpeculationDecided, Verdict
 from tests import virtual_time
 from tests.runs import begin_run, drive, make_spec, shard_table, with_draft
 
@@ -91,5 +91,7 @@ def test_what_was_measured_is_in_the_journal(tmp_path: Path) -> None:
 
 def test_a_run_that_is_nearly_over_is_not_calibrated(tmp_path: Path) -> None:
     begun, engines = calibrated(tmp_path, 16, 40)
-    assert choice(begun) is None
+    decided = choice(begun)
+    assert decided is not None
+    assert (decided.arm, decided.verdict) == ("configured", Verdict.UNMEASURED)
     assert engines == 1

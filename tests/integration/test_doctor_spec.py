@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from regen.errors import ExitCode
+from regen.engines.fake import FakeEngine
+from regen.errors import EngineStalled, ExitCode
+from regen.records import TokenScore
+from regen.run.doctor_spec import examine_spec
 from regen.spec import RunSpec, dump_spec
 from tests.processes import regen
 from tests.runs import make_spec, with_draft
@@ -42,6 +46,17 @@ def test_the_verdict_on_a_specs_own_engine(
     assert said["layers"] == [2, 6, 9]
     assert bool(said["causes"]) == (verdict != "healthy")
     assert not (tmp_path / "run").exists()
+
+
+def test_an_engine_that_never_ends_its_rating_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(engine: FakeEngine, prompt: tuple[int, ...], answer: tuple[int, ...]) -> tuple[TokenScore, ...]:
+        await asyncio.Event().wait()
+        return ()
+
+    monkeypatch.setattr(FakeEngine, "score", never)
+    spec = with_draft(make_spec(tmp_path, rows=3, engine={"stall_timeout_seconds": 0.2}), tmp_path, warmup=BRIEF)
+    with pytest.raises(EngineStalled, match="did not end within"):
+        examine_spec(spec, 0.5, lambda text: None)
 
 
 def test_what_files_refuse_starts_no_engine(tmp_path: Path) -> None:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from regen.errors import ExitCode, SpeculationFailed
+from regen.cli import app
+from regen.errors import ExitCode, PreflightRefused, SpeculationFailed
 from regen.records import CoordinatorStatus, Phase
 from regen.run.calibrate import standing_choice
 from regen.run.held import replayed_run
 from regen.run.local import LocalCluster
-from regen.run.session import seal_run, standing
+from regen.run.session import seal_run, standing, write_report
 from regen.run.setup import Purpose
 from regen.run.start import Begun, StartOptions, resume
 from regen.run.wanted import NewDraft
 from regen.spec import RunSpec, dump_spec
-from regen.store.control import ArmMeasured, DecidedBy, SpeculationDecided
+from regen.store.control import ArmMeasured, DecidedBy, SpeculationDecided, Verdict
 from tests.heads import eagle3
 from tests.processes import regen
 from tests.runs import begin_run, drive, make_spec, shard_table, with_draft
@@ -210,6 +213,46 @@ def test_the_choice_holds_for_the_run_that_follows(tmp_path: Path) -> None:
     assert standing(again.storage).totals.done > before
 
 
+def test_a_choice_is_shown_where_it_holds_and_a_stopped_measurement_shows_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = calibrating(tmp_path, 64)
+    begun = begin_run(spec, purpose=Purpose.CALIBRATE)
+    status = asyncio.run(drive(LocalCluster(), begun))
+    (tmp_path / "spec.yaml").write_text(dump_spec(spec), encoding="utf-8")
+    monkeypatch.setattr("regen.cli._drive", lambda *given: None)  # stopped before anything was measured
+    again = CliRunner().invoke(app, ["calibrate", str(tmp_path / "spec.yaml"), "--again"])
+    assert (again.exit_code, again.stdout) == (ExitCode.DRAINED, "")
+    assert "was stopped" in again.stderr
+    fewer_slots = spec.model_copy(update={"engine": spec.engine.model_copy(update={"slots": 32})})
+    for used, arm in ((spec, "off"), (fewer_slots, None)):
+        write_report(begun.storage, used, status, standing(begun.storage))
+        choice = json.loads((tmp_path / "run" / "report.json").read_text())["speculation"]["choice"]
+        assert (choice and choice["arm"]) == arm
+
+
+def test_a_finished_run_has_nothing_to_measure_with_and_is_sealed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finish_without_a_choice(begun: Begun, *others: object) -> None:
+        setup = begun.worker_setup
+        plain = replace(setup, run=replace(setup.run, purpose=Purpose.RUN))
+        asyncio.run(drive(LocalCluster(), replace(begun, worker_setup=plain)))
+
+    spec = speculating(tmp_path, rows=20)
+    (tmp_path / "spec.yaml").write_text(dump_spec(spec), encoding="utf-8")
+    monkeypatch.setattr("regen.cli._drive", finish_without_a_choice)
+    ended = CliRunner().invoke(app, ["calibrate", str(tmp_path / "spec.yaml")])
+    assert ended.exit_code == ExitCode.FAILED, ended.stderr
+    assert shard_table(tmp_path / "run").num_rows == 20
+    monkeypatch.undo()
+    monkeypatch.setattr("regen.run.cluster.connect", lambda *given: pytest.fail("Ray was joined"))
+    for options in ((), ("--again",)):
+        asked = CliRunner().invoke(app, ["calibrate", str(tmp_path / "spec.yaml"), *options])
+        assert asked.exit_code == ExitCode.FAILED
+        assert "nothing is left to measure with" in asked.stderr
+
+
 async def _for_a_while(begun: Begun, seconds: float) -> CoordinatorStatus:
     cluster = LocalCluster()
     work = asyncio.ensure_future(drive(cluster, begun))
@@ -226,7 +269,7 @@ def test_a_run_too_short_to_pay_for_it_is_not_measured(tmp_path: Path) -> None:
     begun = begin_run(spec)
     status = finish(begun)
     assert status.phase is Phase.FINISHED
-    assert not decisions(begun, DecidedBy.CALIBRATION)
+    assert [decided.verdict for decided in decisions(begun, DecidedBy.CALIBRATION)] == [Verdict.UNMEASURED]
     assert speculated(begun) == {0: {True}}
 
 
@@ -239,8 +282,11 @@ def test_a_new_draft_is_taken_up_in_the_middle_and_recorded_per_row(tmp_path: Pa
     asyncio.run(_for_a_while(begun, seconds=1.5))
     assert 0 < standing(begun.storage).totals.done < 120
     newer = eagle3().write(tmp_path / "newer")
-    again = resume(spec.output, StartOptions(processes=1), lambda text: None, NewDraft(str(newer)))
-    finish(again)
+    with pytest.raises(PreflightRefused, match="hidden-size"):  # what was accepted was the older one's
+        resume(spec.output, StartOptions(processes=1), lambda text: None, NewDraft(str(newer)))
+    assert spec.speculation is not None
+    section = spec.speculation.model_copy(update={"draft": str(newer)})
+    finish(begin_run(spec.model_copy(update={"speculation": section})))
     drafts = [row["observed"]["draft"] for row in shard_table(tmp_path / "run").to_pylist()]
     assert set(drafts) == {str(tmp_path / "head"), str(newer)}
     assert resume(spec.output, StartOptions(processes=1), lambda text: None).record.spec.speculation is not None

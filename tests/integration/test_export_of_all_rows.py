@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from regen.records import Status
+from regen.run.check import check
 from regen.run.export import Exported, ExportOptions, export
 from regen.run.local import LocalCluster
+from regen.run.look import look
 from regen.run.session import seal_run
 from regen.spec import RowsSpec
 from regen.store.export.formats import FORMATS
+from regen.store.storage import LocalStorage
 from tests.runs import begin_run, drive, make_spec, shard_table, write_jsonl
 from tests.toy_target import END_ID, START_ID, build_toy_target
 
@@ -65,7 +69,7 @@ def made(folder: Path, template: str) -> Path:
     """A finished run with half of its rows for eval: 4 native ones, 12 with a call, 1 whose target did not call."""
     target = build_toy_target(folder / "toy")
     (target / "chat_template.jinja").write_text(template, encoding="utf-8")
-    own = [
+    own: list[dict[str, Any]] = [
         {"messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "the target's own"}]},
         MASKED,
         with_call("a call of its own"),
@@ -133,6 +137,14 @@ def test_the_run_holds_what_is_looked_for(run: Path) -> None:
     assert {row["split"] for row in rows(run, "native").values()} == {"train", "eval"}
     assert [len(rows(run, status)) for status in ("ok", "native", "partial", "rejected")] == [12, 3, 1, 1]
     assert {len(row["generations"]) for row in rows(run, "ok").values()} == {2}
+
+
+def test_the_run_is_right_and_native_rows_are_not_counted_as_made(run: Path) -> None:
+    found = check(LocalStorage(run))
+    assert found.is_right, found.summary()
+    totals = look(LocalStorage(run)).totals
+    assert (totals.by_status()[Status.NATIVE], totals.by_status()[Status.PARTIAL]) == (3, 1)
+    assert totals.generations == 25, "what passes through was not made here"
 
 
 @pytest.mark.parametrize("format_", ID_FORMATS)
@@ -220,6 +232,19 @@ def test_one_split_alone_holds_that_split_and_counts_the_other(run: Path, tmp_pa
     assert set(done.tally.records) == {"eval"}
     of_train = sum(row["split"] == "train" for row in shard_table(run).to_pylist())
     assert done.tally.reasons()["of the split train"] == of_train
+
+
+@pytest.mark.parametrize("format_", sorted(FORMATS))
+def test_without_shards_the_files_are_the_same(run: Path, tmp_path: Path, format_: str) -> None:
+    """What the plan has settled comes from the plan, the rest from the journal."""
+    unsealed = shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(unsealed / "shards")
+    for name, folder in (("sealed", run), ("unsealed", unsealed)):
+        exported(folder, tmp_path / name, format_)
+    made = sorted((tmp_path / "sealed").glob("*-0*"))
+    assert len(made) == 2
+    for path in made:
+        assert path.read_bytes() == (tmp_path / "unsealed" / path.name).read_bytes()
 
 
 @pytest.mark.parametrize("format_", ["speculators", "messages"])

@@ -13,6 +13,7 @@ from regen.data.plan import open_plan
 from regen.errors import RunHeld, SpecError
 from regen.records import CoordinatorStatus, Phase, Status
 from regen.run.check import check
+from regen.run.export import ExportOptions, export
 from regen.run.local import LocalCluster
 from regen.run.look import look
 from regen.run.retry import Retry, retry
@@ -67,6 +68,22 @@ def test_cut_rows_are_made_again_with_a_larger_cap_and_no_others(tmp_path: Path)
     assert found.is_right, found.summary()
     assert standing(storage).is_finished
     assert look(storage).totals.by_status()[Status.TRUNCATED] == 0
+
+
+def test_an_export_holds_the_rows_that_count_before_and_after_sealed_or_not(tmp_path: Path) -> None:
+    storage = first_run(tmp_path)
+    before = by_ordinal(storage)
+    uncut = {row["row_id"] for row in before.values() if row["status"] == "ok"}
+    retry(storage, TRUNCATED, {"max_tokens": 100})
+    assert exported(storage, tmp_path / "pending").keys() == uncut
+    begun = resume(storage.url, StartOptions(processes=1), say=lambda text: None)
+    asyncio.run(drive(LocalCluster(), begun))
+    outdated = exported(storage, tmp_path / "outdated")
+    seal_run(begun.storage, begun.worker_setup.run)
+    after = by_ordinal(storage)
+    assert outdated == {row["row_id"]: said(row) for row in after.values()}
+    assert len(outdated) == 30 > len(uncut)
+    assert exported(storage, tmp_path / "sealed") == outdated
 
 
 def test_until_they_are_made_the_old_rows_count_and_everything_is_right(tmp_path: Path) -> None:
@@ -188,6 +205,20 @@ def test_a_run_that_somebody_runs_is_left_alone(tmp_path: Path) -> None:
         await cluster.close()
 
     asyncio.run(held())
+
+
+def exported(storage: LocalStorage, out: Path) -> dict[str, list[list[int]]]:
+    """The ids of every generation in an export, by row."""
+    export(storage.url, ExportOptions("speculators", str(out)), say=lambda text: None)
+    found: dict[str, list[list[int]]] = {}
+    for path in sorted(out.glob("*.jsonl")):
+        for line in map(json.loads, path.read_text().splitlines()):
+            found.setdefault(line["id"].split("-")[0], []).append(line["input_ids"])
+    return found
+
+
+def said(row: dict[str, Any]) -> list[list[int]]:
+    return [turn["prompt_token_ids"] + turn["completion_token_ids"] for turn in row["generations"]]
 
 
 def change_engine(storage: LocalStorage, changes: dict[str, Any]) -> None:

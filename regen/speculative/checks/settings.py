@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from regen.spec import LOSSY_SPECULATION_ARGS
+from regen.spec import LOSSY_SPECULATION_ARGS, SCHEDULE_ARG
 from regen.speculative.checks.subject import draft_of, head_of
 from regen.speculative.draft import Draft, Family, mtp_layers, whole
 from regen.speculative.evidence import Evidence, Fault
 
-_SCHEDULE = "num_speculative_tokens_per_batch_size"
 _LOSSLESS_REJECTION = (None, "standard", "block", "strict", "rejection_sampler")
 _LAYERED = (Family.EAGLE3, Family.DFLASH)
 
@@ -123,11 +122,11 @@ def num_tokens_beyond_block(evidence: Evidence) -> Fault | None:
 
 
 def schedule_invalid(evidence: Evidence) -> Fault | None:
-    schedule = evidence.speculation.args.get(_SCHEDULE)
+    schedule = evidence.speculation.args.get(SCHEDULE_ARG)
     if schedule is None:
         return None
     problem = _schedule_problem(schedule)
-    return None if problem is None else Fault(f"speculation.args.{_SCHEDULE} {problem}", _RANGES)
+    return None if problem is None else Fault(f"speculation.args.{SCHEDULE_ARG} {problem}", _RANGES)
 
 
 _RANGES = "A list of [first batch size, last, tokens], from 1 on, without overlaps; tokens may be 0."
@@ -154,10 +153,10 @@ def _is_range(entry: object) -> bool:
 
 def schedule_dropped(evidence: Evidence) -> Fault | None:
     ranks = evidence.engine_args.get("data_parallel_size") or 1
-    if evidence.speculation.args.get(_SCHEDULE) is None or ranks == 1:
+    if evidence.speculation.args.get(SCHEDULE_ARG) is None or ranks == 1:
         return None
     return Fault(
-        f"speculation.args.{_SCHEDULE} is set and engine.args.data_parallel_size is {ranks}",
+        f"speculation.args.{SCHEDULE_ARG} is set and engine.args.data_parallel_size is {ranks}",
         "Use more replicas where you wanted data parallelism, or leave the schedule out.",
     )
 

@@ -36,6 +36,7 @@ STATUS = CoordinatorStatus(
     replicas={slot: ReplicaStats(ReplicaState.STARTING, 4, 0, 0.0, EngineCounters()) for slot in range(2)},
     session_output_tokens=0,
     session_sampled_tokens=0,
+    session_paced_tokens=0,
     session_rows=0,
     session_seconds=0.0,
 )

@@ -25,7 +25,7 @@ from regen.records import (
     WarmupReport,
     WorkerId,
 )
-from regen.run.warmup import first_miss, warm_up
+from regen.run.warmup import CANARY_PROMPT_TOKENS, first_miss, warm_up
 from regen.spec import FakeEngineSpec, SpeculationSpec
 from regen.speculative.gate import GateVerdict, judge
 
@@ -78,7 +78,7 @@ async def prepare(row: PlannedRow) -> GenerationRequest:
 
 
 def run(made: FakeEngine, spec: SpeculationSpec, rows: list[PlannedRow] = ROWS, **how: Any) -> WarmupReport:
-    how.setdefault("prepare", prepare)
+    how = {"prepare": prepare, "temperature": SAMPLED.temperature, **how}
     return asyncio.run(warm_up(rows, spec, engine=made, slots=SLOTS, **how))
 
 
@@ -119,13 +119,91 @@ def test_requests_are_the_runs_own_at_run_concurrency_with_a_small_cap() -> None
     assert len({request.request_id for request, _ in made.asked}) == len(made.asked)
 
 
+def test_prompt_lookup_is_asked_each_row_once_and_every_answer_is_waited_for() -> None:
+    spec = speculation(canary_rows=0, drafts=10**6)
+    made = engine(spec, step_seconds=0.0001)
+    report = run(made, spec, rows=ROWS[:7])
+    assert sorted(request.prompt_token_ids[0] for request, _ in made.asked) == [row.ordinal for row in ROWS[:7]]
+    assert report.answers + report.degenerate == 7
+
+
 def test_another_round_over_the_rows_has_other_seeds() -> None:
-    spec = speculation(canary_rows=0)
+    spec = speculation("eagle3", canary_rows=0)
     made = engine(spec)
     run(made, spec, rows=ROWS[:3])
     seeds = [request.seed for request, _ in made.asked if request.prompt_token_ids[0] == 0]
     assert len(seeds) > 2
     assert len(set(seeds)) == len(seeds)
+
+
+async def prepare_greedy(row: PlannedRow) -> GenerationRequest:
+    request = await prepare(row)
+    return replace(request, sampling=replace(SAMPLED, temperature=0.0))
+
+
+GREEDY: dict[str, Any] = {"prepare": prepare_greedy, "temperature": 0.0}
+
+
+def test_a_greedy_answer_that_was_cut_goes_on_and_no_draft_is_made_twice() -> None:
+    spec = speculation("eagle3", canary_rows=0, max_tokens=30, drafts=10**6)
+    made = engine(spec, answer_tokens=1000, answer_spread=0)
+    run(made, spec, rows=ROWS[:3], **GREEDY)
+    prompts = [request.prompt_token_ids for request, _ in made.asked]
+    assert len(set(prompts)) == len(prompts) == 3 * 4
+    for ordinal in range(3):
+        caps = {
+            len(request.prompt_token_ids): request.cap for request, _ in made.asked if prompt_of(request) == ordinal
+        }
+        assert caps == {3: 30, 33: 30, 63: 30, 93: 10}  # 100 in all: the row's own cap
+
+
+def prompt_of(request: GenerationRequest) -> int:
+    return request.prompt_token_ids[0]
+
+
+def test_a_greedy_answer_that_has_ended_is_not_asked_for_again() -> None:
+    spec = speculation("eagle3", canary_rows=0, drafts=10**6)
+    made = engine(spec, answer_tokens=20)
+    report = run(made, spec, rows=ROWS[:3], **GREEDY)
+    assert sorted(prompt_of(request) for request, _ in made.asked) == [0, 1, 2]
+    assert judge(report, spec).verdict is GateVerdict.UNDECIDED
+
+
+def test_few_greedy_rows_are_enough_to_see_a_dead_head() -> None:
+    spec = speculation("eagle3", canary_rows=8)
+    made = engine(spec, answer_tokens=1000, acceptance_by_position=[0.0])
+    assert judge(run(made, spec, rows=ROWS[:8], **GREEDY), spec).verdict is GateVerdict.DEAD
+
+
+def test_a_refused_row_among_greedy_ones_does_not_end_it_early() -> None:
+    async def prepare_some(row: PlannedRow) -> GenerationRequest:
+        if row.ordinal == 1:
+            raise RowRefused(Stage.RENDER, "template_error")
+        return await prepare_greedy(row)
+
+    spec = speculation("eagle3", canary_rows=0, max_tokens=30, drafts=10**6)
+    made = engine(spec, answer_tokens=1000)
+    run(made, spec, rows=ROWS[:3], prepare=prepare_some, temperature=0.0)
+    assert len(made.asked) == 2 * 4
+
+
+def test_a_mix_that_fell_out_all_greedy_comes_to_an_end() -> None:
+    spec = speculation("eagle3", canary_rows=0, drafts=10**6)
+    made = engine(spec, answer_tokens=20)
+    run(made, spec, rows=ROWS[:3], prepare=prepare_greedy)
+    assert sorted(prompt_of(request) for request, _ in made.asked) == [0, 1, 2]
+
+
+def test_of_a_mix_only_what_is_sampled_is_asked_again() -> None:
+    async def prepare_mix(row: PlannedRow) -> GenerationRequest:
+        return await (prepare_greedy(row) if row.ordinal % 2 else prepare(row))
+
+    spec = speculation("eagle3", canary_rows=0)
+    made = engine(spec)
+    run(made, spec, rows=ROWS[:4], prepare=prepare_mix)
+    asked = [prompt_of(request) for request, _ in made.asked]
+    assert asked.count(1) == asked.count(3) == 1
+    assert asked.count(0) > 2
 
 
 def test_the_canary_is_greedy_neutral_and_runs_beside_others() -> None:
@@ -184,6 +262,40 @@ def test_a_failure_costs_its_own_row_only() -> None:
     spec = speculation("eagle3", canary_rows=10)
     report = run(engine(spec, faults=[{"kind": "fail", "every": 3, "times": 10}]), spec, prepare=prepare_some)
     assert judge(report, spec).verdict is GateVerdict.HEALTHY
+
+
+def test_a_defect_costs_its_own_row_only(capsys: pytest.CaptureFixture[str]) -> None:
+    class Defective(Recording):
+        async def score(self, prompt_token_ids: tuple[int, ...], token_ids: tuple[int, ...]) -> tuple[TokenScore, ...]:
+            if prompt_token_ids[0] == 2:
+                raise ValueError("score")
+            return await super().score(prompt_token_ids, token_ids)
+
+    async def prepare_some(row: PlannedRow) -> GenerationRequest:
+        if row.ordinal == 1:
+            raise ValueError("prepare")
+        return await prepare(row)
+
+    spec = speculation("eagle3", canary_rows=20)
+    made = Defective(FakeEngineSpec(slots=SLOTS, answer_tokens=60), spec)
+    report = run(made, spec, prepare=prepare_some)
+    assert judge(report, spec).verdict is GateVerdict.HEALTHY
+    assert report.canary_answers == 18
+    said = capsys.readouterr().err
+    assert "ValueError: prepare" in said
+    assert "ValueError: score" in said
+
+
+def test_only_rows_with_a_prompt_that_can_be_rated_are_the_canarys() -> None:
+    lengths = (0, CANARY_PROMPT_TOKENS, CANARY_PROMPT_TOKENS + 1)
+    rows = [replace(row, prompt_tokens=length) for row, length in zip(ROWS, lengths, strict=False)]
+    spec = speculation("eagle3")
+    assert run(engine(spec), spec, rows=rows).canary_answers == 2
+    report = run(engine(spec), spec, rows=rows[2:])
+    assert report.canary_answers == 0
+    result = judge(report, spec)
+    assert result.verdict is GateVerdict.HEALTHY
+    assert "no canary answer was rated" in result.found
 
 
 def test_rows_that_can_none_be_asked_end_it() -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from regen.data.target import resolve_target
+from regen.records import Acceptance, WarmupReport
 from regen.run import setup
 from regen.run.preflight import examine
 from regen.spec import ExpectedAcceptance, SpeculationSpec
 from regen.speculative.arms import CONFIGURED, OFF, arms
 from regen.speculative.evidence import Severity
+from regen.speculative.gate import judge
 from regen.store.storage import open_storage
 from tests.runs import make_spec, with_draft
 
@@ -68,6 +70,21 @@ def test_arms_draft_as_configured_but_for_what_their_name_says() -> None:
     assert schedule is not None
     assert schedule.args["num_speculative_tokens_per_batch_size"] == [[1, 32, 5], [33, 64, 1]]
     assert schedule.expected is None
+
+
+def test_doubts_about_the_draft_are_not_held_against_prompt_lookup() -> None:
+    """Its accept length of 1.3 would be too little for a head that preflight has doubts about, and is good for it."""
+    accept = ["method-mismatch", "lossy-verification"]
+    configured = EAGLE.model_copy(update={"accept": accept, "layer_convention": "output"})
+    by_name = {arm.name: arm.speculation for arm in arms(configured, 64, 9, True)}
+    fewer, ngram = by_name["tokens-2"], by_name["ngram-4"]
+    assert fewer is not None
+    assert (fewer.accept, fewer.layer_convention) == (accept, "output")
+    assert ngram is not None
+    assert (ngram.accept, ngram.layer_convention) == (["lossy-verification"], "input")
+    seen = WarmupReport(1.0, 100, 0, 3000, Acceptance(1000, 4000, 300, (150, 75, 50, 25)))
+    assert judge(seen, fewer).is_bad
+    assert not judge(seen, ngram).is_bad
 
 
 def test_preflight_refuses_no_arm_for_more_than_the_configured_one(tmp_path: Path) -> None:

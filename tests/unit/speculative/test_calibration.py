@@ -94,6 +94,15 @@ def test_the_grid_can_win() -> None:
     assert chosen(run).arm.name == "tokens-1"
 
 
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_two_alike_are_decided_even_where_no_gain_is_too_small(replicas: int) -> None:
+    spec = CalibrationSpec(min_gain=0.0, window_seconds=20, arms=3, max_engine_starts=12)
+    run = SimulatedRun(replicas=replicas, spec=spec, rate=relative(**{"configured": 2.0, "tokens-1": 2.0}))
+    choice = chosen(run)
+    assert choice.is_measured
+    assert choice.arm.name in ("configured", "tokens-1")
+
+
 def test_a_clear_winner_ends_it_early() -> None:
     clear = SimulatedRun(slots=1, spec=TWO)
     assert chosen(clear).arm.name == "configured"
@@ -148,6 +157,28 @@ def test_too_few_rows_to_fill_the_slots_leave_it_undecided() -> None:
     assert "free slots" in choice.reason
 
 
+def test_free_slots_now_and_then_are_no_reason_to_give_up() -> None:
+    """Half of the time, for hours: what counts is that there is enough between."""
+    made = Calibration(SimulatedRun(spec=TWO).arms, 2, TWO, True)
+    window = Window(0, made.wanted(0).name, 5.0, 5_000, True, 0, 0, 0, 0, 0)
+    for _ in range(300):
+        made.add(window)
+        made.add(replace(window, is_full=False))
+        made.add(replace(window, slot=1, arm=made.wanted(1).name, is_full=False, seconds=0.1))
+    assert made.choice is None
+
+
+def test_a_full_window_once_in_a_while_is_not_enough() -> None:
+    made = Calibration(SimulatedRun(spec=TWO).arms, 1, TWO, True)
+    window = Window(0, made.wanted(0).name, 5.0, 5_000, True, 0, 0, 0, 0, 0)
+    for _ in range(15):
+        made.add(window)
+        for _ in range(30):
+            made.add(replace(window, is_full=False))
+    assert made.choice is not None
+    assert "free slots" in made.choice.reason
+
+
 # --- what breaks ---------------------------------------------------------------------------------
 
 
@@ -166,9 +197,150 @@ def test_without_its_draft_nothing_made_of_it_is_tried(replicas: int) -> None:
     assert "failed on replica 0" in choice.reason
 
 
-def test_without_an_engine_for_off_the_configured_one_goes_on() -> None:
-    choice = chosen(SimulatedRun(spec=TWO, fails={"off": 0}))
+@pytest.mark.parametrize(("replicas", "arms"), [(1, 2), (1, 4), (3, 4)])
+def test_without_an_engine_for_off_the_configured_one_goes_on(replicas: int, arms: int) -> None:
+    """That one setting of it beats another does not say that it pays."""
+    spec = CalibrationSpec(arms=arms, max_engine_starts=12)
+    slot = 0 if replicas == 1 else 1
+    choice = chosen(SimulatedRun(slots=4, replicas=replicas, spec=spec, fails={"off": slot}))
     assert (choice.arm.name, choice.is_measured) == ("configured", False)
+    assert f"the engine of 'off' failed on replica {slot}" in choice.reason
+
+
+def test_off_is_not_needed_any_more_once_it_is_beaten() -> None:
+    run = SimulatedRun(rate=relative(**{"configured": 2.0, "tokens-1": 2.0}))
+    until_clearly_slower(run, "off")
+    run.calibration.engine_failed(0, "off")
+    assert chosen(run).is_measured
+    assert run.loss() == 0.0
+
+
+def is_open(run: SimulatedRun) -> bool:
+    return run.calibration.choice is None
+
+
+def until_clearly_slower(run: SimulatedRun, arm: str) -> None:
+    """Until the others are compared without it."""
+    while arm in run.calibration._alive():
+        run.step()
+        assert run.calibration.choice is None
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_what_was_slower_than_an_arm_that_failed_is_compared_again(replicas: int) -> None:
+    run = SimulatedRun(replicas=replicas, rate=relative(**{"configured": 2.0, "tokens-1": 2.0}))
+    until_clearly_slower(run, "off")
+    run.calibration.engine_failed(0, "configured")
+    choice = chosen(run)
+    assert (choice.arm.name, choice.is_measured) == ("off", False)
+    assert "the engine of 'configured' failed on replica 0" in choice.reason
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 4])
+def test_what_is_slower_than_off_is_not_chosen_because_it_is_all_that_is_left(replicas: int) -> None:
+    spec = CalibrationSpec(arms=5, max_engine_starts=20)
+    rate = relative(**{"configured": 2.0, "tokens-1": 2.0, "ngram-4": 0.5})
+    run = SimulatedRun(replicas=replicas, spec=spec, rate=rate)
+    until_clearly_slower(run, "off")
+    run.calibration.engine_failed(0, "configured")
+    choice = chosen(run)
+    assert (choice.arm.name, choice.is_measured) == ("off", True)
+    assert "failed on replica 0" in choice.reason
+
+
+def test_a_setting_that_is_out_already_can_fail_too() -> None:
+    """Replicas that take no part run the configured one even where it is slower."""
+    spec = CalibrationSpec(arms=3, max_engine_starts=20)
+    run = SimulatedRun(replicas=5, spec=spec, rate=relative(**{"configured": 0.5, "off": 1.0, "tokens-1": 1.01}))
+    until_clearly_slower(run, "configured")
+    run.calibration.engine_failed(4, "configured")
+    assert run.calibration.wanted(4).name == "off"
+
+
+def test_where_nothing_runs_it_falls_back_to_off() -> None:
+    """With one draft behind all other arms, `configured` fails and takes them along; `off` was out before it."""
+    spec = CalibrationSpec(arms=3, max_engine_starts=12)
+    run = SimulatedRun(spec=spec, rate=relative(**{"configured": 2.0, "tokens-1": 2.0}))
+    until_clearly_slower(run, "off")
+    run.calibration.engine_failed(0, "off")
+    assert is_open(run)
+    run.calibration.engine_failed(0, "configured")
+    choice = chosen(run)
+    assert (choice.arm.name, choice.is_measured) == ("off", False)
+    assert "no setting runs" in choice.reason
+    assert "'off' failed" in choice.reason
+
+
+@pytest.mark.parametrize("after_seconds", [0, 60, 200, 400])
+@pytest.mark.parametrize("slot", [0, 1, 2])
+@pytest.mark.parametrize("replicas", [2, 3, 4, 8])
+def test_a_replica_that_is_lost_for_good_is_not_waited_for(slot: int, replicas: int, after_seconds: int) -> None:
+    run = SimulatedRun(slots=4, replicas=replicas, speeds=UNEVEN, seed=after_seconds)
+    while run.now < after_seconds and run.calibration.choice is None:
+        run.step()
+    run.lose(min(slot, replicas - 1))
+    choice = chosen(run)
+    assert run.now < 10_000
+    if choice.is_measured:
+        assert run.loss() <= 0.02
+    else:
+        assert "engine starts" in choice.reason
+    assert run.starts <= run.spec.max_engine_starts + max(0, replicas - 2)
+
+
+def test_with_starts_to_spare_the_others_measure_it_without_the_lost_one() -> None:
+    for slot in (0, 1):
+        run = SimulatedRun(slots=4, replicas=2, spec=CalibrationSpec(arms=2, max_engine_starts=12))
+        run.step()
+        run.lose(slot)
+        choice = chosen(run)
+        assert (choice.arm.name, choice.is_measured) == ("configured", True)
+
+
+@pytest.mark.parametrize(("lost", "starts"), [([], 5), ([3], 4), ([3, 3], 4), ([2, 3], 3)])
+def test_a_lost_replica_is_not_moved_at_the_end(lost: list[int], starts: int) -> None:
+    """Two of four are compared: each changes its setting once, and at worst three are moved at the end."""
+    made = Calibration(SimulatedRun(spec=TWO).arms, 4, TWO, False)
+    made.engine_started(0, "configured", 600.0)
+    for slot in lost:
+        made.slot_lost(slot)
+    made.outlook(100.0)
+    assert made.choice is not None
+    assert f"takes {starts} more engine starts" in made.choice.reason
+
+
+def test_without_any_replica_that_takes_part_it_is_undecided() -> None:
+    run = SimulatedRun(replicas=3, spec=TWO)
+    run.calibration.slot_lost(2)
+    run.calibration.slot_lost(1)
+    run.calibration.slot_lost(1)
+    assert is_open(run)
+    run.calibration.slot_lost(0)
+    choice = chosen(run)
+    assert (choice.arm.name, choice.is_measured) == ("configured", False)
+    assert "lost" in choice.reason
+
+
+@pytest.mark.parametrize("after_seconds", [0, 80, 200])
+def test_a_replica_that_says_nothing_is_not_waited_for_without_end(after_seconds: int) -> None:
+    run = SimulatedRun(replicas=2, spec=TWO, start_seconds=40.0, is_required=True)
+    while run.now < after_seconds:
+        run.step()
+    run.lose(1, is_said=False)
+    choice = chosen(run)
+    assert (choice.arm.name, choice.is_measured) == ("configured", False)
+    assert "replica 1 has said nothing" in choice.reason
+    assert run.now < after_seconds + 30 * 60 + 3 * 40 + 200
+
+
+def test_a_slow_start_is_waited_for() -> None:
+    """Half an hour, where the other one took ten seconds."""
+    run = SimulatedRun(replicas=2, spec=TWO)
+    made = Calibration(run.arms, 2, TWO, False)
+    made.engine_started(0, "configured", 10.0)
+    for _ in range(180):
+        made.add(Window(0, "configured", 10.0, 10_000, True, 0, 0, 0, 0, 0))
+    assert made.choice is None
 
 
 @pytest.mark.parametrize("after_seconds", range(50, 900, 90))

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regen.speculative.payoff import Payoff, disabling_pays
-from regen.speculative.switching import one_at_a_time
 
 HOUR = 3600.0
 
@@ -82,9 +81,3 @@ def test_nothing_is_switched_off_while_nobody_knows_how_long_the_run_takes() -> 
 def test_more_time_never_turns_a_yes_into_a_no(seconds: float, more: float, length: float) -> None:
     if pays(seconds_left=seconds, accept_length_now=length).pays:
         assert pays(seconds_left=seconds + more, accept_length_now=length).pays
-
-
-def test_engines_are_replaced_one_at_a_time() -> None:
-    assert one_at_a_time([3, 1], []) == 3
-    assert one_at_a_time([3, 1], [5]) is None
-    assert one_at_a_time([], []) is None
