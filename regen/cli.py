@@ -237,6 +237,8 @@ def pilot(
     from regen.spec import load_spec
     from regen.store.layout import PILOT_PAGE
 
+    if page is not None and not page.absolute().parent.is_dir():
+        raise typer.BadParameter(f"--page {page}: {page.absolute().parent} is no folder")
     begun = begin_pilot(load_spec(spec), StartOptions(take_over=take_over), rows, _say)
     if rows_left(begun):
         note_session(begun, _drive(begun, address, verbose, _console(to_stderr=as_json)))

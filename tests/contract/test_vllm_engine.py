@@ -19,6 +19,8 @@ def test_speculation_is_always_passed_explicitly() -> None:
         "draft_tensor_parallel_size": 1,
     }
     assert arguments["per_request_spec_decode_metrics"] == "summary"
+    kept = engine_arguments("m", None, False, VllmEngineSpec(), EAGLE3, keeps_steps=True)
+    assert kept["per_request_spec_decode_metrics"] == "detailed"
     assert (arguments["revision"], arguments["tokenizer_revision"]) == ("c0ffee", "c0ffee")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from regen.run.local import LocalCluster
 from regen.run.pilot import Pilot, begin_pilot, note_session, read_pilot, rows_left
 from regen.run.session import seal_run, standing
 from regen.run.start import Begun, StartOptions
-from regen.spec import RunSpec
+from regen.spec import RunSpec, dump_spec
 from regen.store.committed import CommittedRows
 from regen.store.parquet import integers
+from tests.processes import regen
 from tests.runs import begin_run, conversations, drive, make_spec, shard_table, with_draft, write_jsonl
 
 SHORT = {"warmup": {"drafts": 50, "max_tokens": 16, "seconds": 20.0, "canary_rows": 0}, "gate": "warn"}
@@ -119,6 +121,24 @@ def test_rows_that_the_plan_settles_are_not_sampled(tmp_path: Path) -> None:
 def test_nothing_to_try_is_said(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="nothing to try"):
         begin(make_spec(tmp_path, rows=[{"prompt": ""}]))
+
+
+@pytest.mark.ray
+def test_the_command_makes_the_sample_and_the_run_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(dump_spec(make_spec(tmp_path, rows=20)), encoding="utf-8")
+    refused = regen("pilot", "spec.yaml", "--page", "nowhere/page.html", cwd=tmp_path)
+    assert (refused.returncode, (tmp_path / "run").exists()) == (2, False)
+    made = regen("pilot", "spec.yaml", "--rows", "8", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    assert "The whole run" in made.stdout
+    seen = json.loads(regen("status", "run", "--json", cwd=tmp_path).stdout)
+    assert (sum(seen["outcomes"].values()), seen["is_finished"]) == (8, False)
+    assert (tmp_path / "run" / "pilot.html").read_text(encoding="utf-8").count("<details>") == 8
+    assert regen("run", "spec.yaml", cwd=tmp_path).returncode == 0
+    again = regen("pilot", "spec.yaml", "--rows", "8", "--page", "page.html", "--json", cwd=tmp_path)
+    assert json.loads(again.stdout)["done"] == 8
+    assert (tmp_path / "page.html").exists()
+    assert regen("verify", "run", cwd=tmp_path).returncode == 0
 
 
 # --- what it tells -------------------------------------------------------------------------------

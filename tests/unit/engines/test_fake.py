@@ -166,3 +166,17 @@ def test_drafts_are_rejected_after_so_many_requests() -> None:
     assert second.acceptance is not None
     assert second.acceptance.drafts > 0
     assert second.acceptance.accepted == 0
+
+
+def test_steps_are_kept_only_when_asked_for_and_add_up_to_the_counters() -> None:
+    spec, speculation = FakeEngineSpec(answer_tokens=40), SpeculationSpec(method="ngram", num_tokens=3)
+    (silent,) = generate(FakeEngine(spec, speculation, FIRST), request())
+    (told,) = generate(FakeEngine(spec, speculation, FIRST, keeps_steps=True), request())
+    assert isinstance(silent, Completion)
+    assert isinstance(told, Completion)
+    assert silent.steps is None
+    assert told.steps is not None
+    assert told.acceptance is not None
+    assert len(told.steps.accepted) == told.acceptance.drafts
+    assert sum(told.steps.accepted) == told.acceptance.accepted
+    assert sum(told.steps.drafted) == told.acceptance.drafted
