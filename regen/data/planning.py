@@ -12,7 +12,6 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -37,7 +36,7 @@ from regen.data.selection import LeftOut
 from regen.data.sources import list_files, read_source
 from regen.data.target import Target
 from regen.data.text import DETAIL_CHARS, printable
-from regen.errors import JournalDamaged, RowRefused
+from regen.errors import JournalDamaged, RowRefused, SourceError
 from regen.protocols import Storage
 from regen.records import Refusal, Split, Stage
 from regen.spec import DecontaminateSpec, RunSpec, SourceSpec
@@ -185,12 +184,22 @@ def _chunks(drafts: Iterable[Draft]) -> Iterator[tuple[list[Draft], list[RenderJ
 
 
 def _benchmark(part: DecontaminateSpec) -> Benchmark:
-    """The questions of one benchmark; rows of it that are no conversation are not compared with."""
+    """The questions of one benchmark; rows of it that are no conversation are not compared with.
+
+    Raises SourceError where there is no other row: nothing would be left out, without a word.
+    """
+    has_questions, complaint = False, "it has no rows"
     benchmark = Benchmark(part.path, part.ngram_words if part.match == "ngram" else None)
     for raw in read_source(SourceSpec(name=part.path, path=part.path)):
-        if raw.value is not None:
-            with suppress(RowRefused):
-                benchmark.add(normalize(raw.value, Rules()).conversation, printable(raw.location))
+        if raw.value is None:
+            continue
+        try:
+            benchmark.add(normalize(raw.value, Rules()).conversation, printable(raw.location))
+            has_questions = True
+        except (RowRefused, RecursionError) as refusal:
+            complaint = f"{printable(raw.location)}: {refusal}"
+    if not has_questions:
+        raise SourceError(f"rows.decontaminate: {part.path}: no question can be read from it ({complaint})")
     return benchmark
 
 

@@ -6,9 +6,11 @@ Ids stay as they are; all else is a view of them. Blocking, some milliseconds fo
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 
-from regen.protocols import Answer, AnswerParser, ChatTemplate, ParsedAnswer
+from regen.protocols import Answer, AnswerParser, ChatTemplate, ParsedAnswer, ToolCall
 from regen.records import (
     Completion,
     Conversation,
@@ -27,6 +29,7 @@ from regen.run.tool_results import calls_json, ids_of
 
 # Where a template opens a thought, it is the last thing in the prompt.
 PROMPT_TAIL_TOKENS = 32
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Reader:
@@ -73,7 +76,7 @@ class Reader:
         if self._parser is None:
             return ParsedAnswer(_without_stop_string(text, completion, request.sampling))
         whole = self._template.text_with_special_tokens(_without_closing_id(completion, request.sampling))
-        return self._parser.parse(
+        parsed = self._parser.parse(
             Answer(
                 text=_without_stop_string(whole, completion, request.sampling),
                 prompt_tail=self._template.text_with_special_tokens(request.prompt_token_ids[-PROMPT_TAIL_TOKENS:]),
@@ -81,6 +84,7 @@ class Reader:
                 template_kwargs=json.loads(effective_template_kwargs(self._setup.run, conversation) or "{}"),
             )
         )
+        return replace(parsed, calls=tuple(_storable(call) for call in parsed.calls))
 
     def _labels(self, completion: Completion, parsed: ParsedAnswer, history: Sequence[Message]) -> tuple[Label, ...]:
         asked = next((message.content or "" for message in reversed(history) if message.role is Role.USER), "")
@@ -110,6 +114,16 @@ def _without_closing_id(completion: Completion, sampling: Sampling) -> tuple[int
 
 def _without_stop_string(text: str, completion: Completion, sampling: Sampling) -> str:
     """The engine samples a stop string before it stops at it: it is in the ids, and no part of the answer."""
-    if completion.stop_reason in sampling.stop:
-        return text[: text.rfind(completion.stop_reason)]
-    return text
+    if completion.stop_reason not in sampling.stop:
+        return text
+    at = text.rfind(completion.stop_reason)
+    return text if at < 0 else text[:at]  # one that decodes to nothing, a special token, is not in the text
+
+
+def _storable(call: ToolCall) -> ToolCall:
+    """A parser may unfold an escape like \\ud83d into half a character, which no file takes: folded again."""
+    return replace(call, name=_SURROGATE.sub(_escaped, call.name), arguments=_SURROGATE.sub(_escaped, call.arguments))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"

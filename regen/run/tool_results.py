@@ -55,21 +55,34 @@ def matched_results(
     `expected_text` are the recorded calls that `results` answer, by id.
     """
     calls, recorded = json.loads(calls_text), json.loads(expected_text or "[]")
-    answered = [call for call in recorded if any(result.tool_call_id == call["id"] for result in results)]
+    answered = _answered(recorded, results)
     if not len(calls) == len(answered) == len(results):
         return None
     if policy == "order":
-        pairs = list(zip(calls, answered, strict=True))
+        pairs = list(zip(calls, range(len(answered)), strict=True))
     else:
         key = _by_name if policy == "name" else _by_name_and_arguments
-        found = _paired(calls, answered, key)
+        found = _paired(calls, [call for call, _ in answered], key)
         if found is None:
             return None
         pairs = found
-    by_id = {result.tool_call_id: result for result in results}
     return tuple(
-        replace(by_id[one["id"]], tool_call_id=call["id"], name=call["function"]["name"]) for call, one in pairs
+        replace(answered[place][1], tool_call_id=call["id"], name=call["function"]["name"]) for call, place in pairs
     )
+
+
+def _answered(
+    recorded: Sequence[Mapping[str, Any]], results: Sequence[Message]
+) -> list[tuple[Mapping[str, Any], Message]]:
+    """Recorded calls with their results. Each result is used once: a source may give two calls the same id."""
+    left = list(results)
+    pairs = []
+    for call in recorded:
+        result = next((result for result in left if result.tool_call_id == call["id"]), None)
+        if result is not None:
+            left.remove(result)
+            pairs.append((call, result))
+    return pairs
 
 
 def canonical(arguments: str) -> str | None:
@@ -85,17 +98,17 @@ def canonical(arguments: str) -> str | None:
 
 def _paired(
     calls: Sequence[Mapping[str, Any]], answered: Sequence[Mapping[str, Any]], key: _Key
-) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]] | None:
-    """Each call with the first recorded one that has its key and is not taken yet."""
-    left = list(answered)
+) -> list[tuple[Mapping[str, Any], int]] | None:
+    """Each call with the place of the first recorded one that has its key and is not taken yet."""
+    left = list(range(len(answered)))
     pairs = []
     for call in calls:
         wanted = _key_of(call, key)
-        one = next((one for one in left if wanted is not None and _key_of(one, key) == wanted), None)
-        if one is None:
+        place = next((place for place in left if wanted is not None and _key_of(answered[place], key) == wanted), None)
+        if place is None:
             return None
-        left.remove(one)
-        pairs.append((call, one))
+        left.remove(place)
+        pairs.append((call, place))
     return pairs
 
 

@@ -1,5 +1,6 @@
-"""Rows that are done and wanted once more: which, in what round, sampled how. Pure; one byte a row of the plan.
+"""Rows that are done and wanted once more: which, in what round, sampled how. Pure.
 
+Memory: one byte a row of the plan, and one bit a row for every re-opening (127 at most).
 Of several re-openings the newest that names a row counts. It is over when the row has a result of that round, or when
 the retry has ended without an answer.
 """
@@ -7,7 +8,7 @@ the retry has ended without an answer.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from regen.ordinals import OrdinalSet
@@ -22,15 +23,15 @@ class Reopened:
 
     pending: OrdinalSet
     _rounds: array[int] = field(repr=False)
-    _sampling: Mapping[int, Mapping[str, float | int]] = field(repr=False)
+    _sampling: Sequence[tuple[OrdinalSet, Mapping[str, float | int]]] = field(repr=False)
 
     def round_of(self, ordinal: int) -> int:
         """The round in which a row is made: 0 for one that was never re-opened."""
         return self._rounds[ordinal] if self._rounds else 0
 
     def sampling_of(self, ordinal: int) -> Mapping[str, float | int]:
-        """The sampling fields that it was re-opened with."""
-        return self._sampling.get(self.round_of(ordinal), {})
+        """The sampling fields that it was re-opened with, in all rounds: of each field the newest."""
+        return {name: value for rows, given in self._sampling if ordinal in rows for name, value in given.items()}
 
 
 def reopened(records: Iterable[Record], plan_rows: int, round_of: Callable[[int], int]) -> Reopened:
@@ -39,12 +40,13 @@ def reopened(records: Iterable[Record], plan_rows: int, round_of: Callable[[int]
     Raises ValueError if a record's rows are not of this plan.
     """
     pending, rounds = OrdinalSet(plan_rows), array("b")
-    sampling: dict[int, Mapping[str, float | int]] = {}
+    sampling: list[tuple[OrdinalSet, Mapping[str, float | int]]] = []
     for record in records:
         if isinstance(record, RowsReopened):
             rounds = rounds or array("b", [0]) * plan_rows
-            sampling[record.round] = record.sampling
-            for ordinal in OrdinalSet.from_text(plan_rows, record.rows):
+            rows = OrdinalSet.from_text(plan_rows, record.rows)
+            sampling.append((rows, record.sampling))
+            for ordinal in rows:
                 rounds[ordinal] = record.round
                 pending.add(ordinal)
         elif isinstance(record, RetriesEnded):

@@ -90,9 +90,10 @@ class Reading:
         """A JSON value as text, exactly; NaN and what JSON does not have are refused with `reason`."""
         try:
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            is_huge = _has_huge_integer(value)
         except (TypeError, ValueError, RecursionError) as error:
             refuse(reason, f"{where} cannot be JSON: {error}")
-        if _has_huge_integer(value):
+        if is_huge:
             if self.policies.huge_integers == "reject":
                 refuse(Reason.HUGE_INTEGER, f"{where} holds an integer beyond 64 bits")
             self.note(Note.HUGE_INTEGER_KEPT)

@@ -50,7 +50,19 @@ def tools_json(given: object, reading: Reading) -> str | None:
         canonical = [_tool(tool, reading) for tool in tools]
     except RecursionError:
         refuse(Reason.BAD_TOOLS, "tools cannot be JSON: nested too deeply")
+    for number, tool in enumerate(canonical):
+        _require_callable(tool, number)
     return reading.json_text(canonical, "tools", Reason.BAD_TOOLS) if canonical else None
+
+
+def _require_callable(tool: dict[str, object], number: int) -> None:
+    """What an engine's parser of calls would refuse, and then read no call of this row at all."""
+    function = tool.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or not name:
+        refuse(Reason.BAD_TOOLS, f"tool {number} has no function with a name")
+    if isinstance(function, dict) and not isinstance(function.get("parameters"), dict | None):
+        refuse(Reason.BAD_TOOLS, f"tool {number}: parameters is {type_name(function['parameters'])}, not an object")
 
 
 def _tool(tool: dict[str, object], reading: Reading) -> dict[str, object]:
