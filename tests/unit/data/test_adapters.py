@@ -341,3 +341,16 @@ def test_tokens_are_kept_as_they_are_and_only_pass_through():
     assert by_mask == by_labels
     assert (by_mask.input_ids, by_mask.loss_mask) == ((5, 6, 7), (0, 1, 1))
     assert refused({"input_ids": [1], "loss_mask": [1]}) == Reason.NEEDS_NATIVE
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"foo": 1},
+        {"type": "function", "function": {"description": "no name"}},
+        {"type": "function", "function": {"name": ""}},
+        {"type": "function", "function": {"name": "f", "parameters": []}},
+    ],
+)
+def test_tools_that_no_parser_of_calls_takes_are_refused_at_planning(tool):
+    assert refused({"prompt": "x", "tools": [tool]}) == Reason.BAD_TOOLS

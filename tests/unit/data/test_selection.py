@@ -10,6 +10,7 @@ from regen.data.plan import open_plan
 from regen.data.planning import build_plan
 from regen.data.selection import LeftOut, copies, drawn, left_out
 from regen.data.target import resolve_target
+from regen.errors import SourceError
 from regen.records import Conversation, Message, Role, Split
 from regen.spec import ColumnRange, parse_spec
 from tests.memory_storage import MemoryStorage
@@ -212,3 +213,10 @@ def test_rows_that_ask_what_a_benchmark_asks_are_rejected_and_counted(plan_of, t
     assert summary.sources[0].rejected == {"contaminated": 2}
     assert planned[1].refusal is not None
     assert planned[1].refusal.detail == f"asks what {bench} asks at {bench}:3"
+
+
+def test_a_benchmark_without_a_question_is_an_error_and_not_silence(plan_of, tmp_path):
+    bench = tmp_path / "bench.jsonl"
+    bench.write_text('{"problem": "What is 2+2?"}\n')
+    with pytest.raises(SourceError, match="no question can be read"):
+        plan_of([{"prompt": "What is 2+2?"}], rows={"decontaminate": [{"path": str(bench)}]})

@@ -95,3 +95,15 @@ def test_only_objects_are_arguments() -> None:
     assert is_readable(ToolCall("f", '{"a": 1}'))
     assert not is_readable(ToolCall("f", "[1]"))
     assert not is_readable(ToolCall("f", '{"a": '))
+
+
+def test_two_recorded_calls_of_one_id_keep_their_own_results() -> None:
+    recorded = json.loads(calls(("look", '{"x": 1}'), ("look", '{"x": 2}')))
+    for call in recorded:
+        call["id"] = "same"
+    made = calls(("look", '{"x": 1}'), ("look", '{"x": 2}'))
+    results = (result("same", "one"), result("same", "two"))
+    found = matched_results(made, json.dumps(recorded), results, "name_and_arguments")
+    assert found is not None
+    assert [message.content for message in found] == ["one", "two"]
+    assert matched_results(made, json.dumps(recorded), results[:1], "name_and_arguments") is None
