@@ -109,11 +109,14 @@ def check_exports(run: Path, model: Path, out: Path) -> None:
         done = export(str(run), options, say=lambda text: None)
         assert done.tally.rows_seen == len(rows)
     ids = {line["id"]: line for line in exported_lines(out / "speculators")}
+    # A small model at temperature 0 loops now and then: such rows are labelled, and left out.
     generations = {
         f"{row_id}-{turn['turn']}": turn["prompt_token_ids"] + turn["completion_token_ids"]
         for row_id, row in rows.items()
         for turn in row["generations"]
+        if row["status"] in ("ok", "truncated")
     }
+    assert len(generations) > 30
     assert {name: line["input_ids"] for name, line in ids.items()} == generations
     tokenizer = AutoTokenizer.from_pretrained(str(model))
     for line in exported_lines(out / "messages"):
