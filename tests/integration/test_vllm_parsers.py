@@ -50,6 +50,16 @@ def test_reasoning_calls_and_what_is_said_beside_them_come_apart(hermes: VllmAns
     assert not found.has_open_call
 
 
+@pytest.mark.parametrize("tools", [[{"foo": 1}], [{"type": "function", "function": {"name": "f", "parameters": []}}]])
+def test_tools_that_vllm_refuses_cost_the_calls_and_not_the_reasoning(hermes: VllmAnswerParser, tools: Any) -> None:
+    told = hermes.parse(Answer("<think>I look.</think>One moment.", tools_json=json.dumps(tools)))
+    assert (told.reasoning, told.content, told.has_open_call) == ("I look.", "One moment.", False)
+    for call in (ONE_CALL, '{"name": "look", "arguments": {}}'):
+        found = hermes.parse(Answer(f"<think>I look.</think>{call}", tools_json=json.dumps(tools)))
+        assert (found.reasoning, found.content, found.calls) == ("I look.", call, ())
+        assert found.has_open_call
+
+
 def test_calls_in_parallel_come_in_order(hermes: VllmAnswerParser) -> None:
     other = ONE_CALL.replace('"x": 1', '"x": 2')
     found = hermes.parse(Answer(ONE_CALL + other, tools_json=TOOLS))
