@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 
 from regen.data.adapters.calls import calls_json
 from regen.data.adapters.given import Call, Reading, Turn
@@ -157,23 +158,28 @@ def _single_users(turns: list[Turn], reading: Reading) -> list[Turn]:
 
 
 def _linked(turns: Sequence[Turn], reading: Reading) -> Iterator[Turn]:
-    """Calls with ids, and results that name the call they answer: by id where the source has ids, else in order."""
-    open_calls: list[Call] = []
+    """Calls with ids, and results that name the call they answer: by id where the source has ids, else in order.
+
+    An id that one answer gives to several calls names one of them only: the others and their results, in order, get
+    ids of their own.
+    """
+    open_calls: list[tuple[str | None, Call]] = []
     numbers = iter(range(10**9))
     for number, turn in enumerate(turns):
         if turn.role is Role.TOOL:
             answered = _answered(turn, open_calls)
             if answered is not None:
-                open_calls.remove(answered)
-                yield replace(turn, call_id=answered.id, name=turn.name or answered.name)
+                _, call = open_calls.pop(answered)
+                yield replace(turn, call_id=call.id, name=turn.name or call.name)
             elif reading.policies.orphan_tool_results == "reject":
                 refuse(Reason.ORPHAN_TOOL_RESULT, f"message {number} (tool) {_what_it_answers(turn)}")
             else:
                 reading.note(Note.ORPHAN_RESULT_DROPPED)
             continue
         calls = tuple(_with_id(call, next(numbers), reading) for call in turn.calls)
-        open_calls = list(calls)
-        yield replace(turn, calls=calls)
+        distinct = _with_distinct_ids(calls, reading)
+        open_calls = [(call.id, renewed) for call, renewed in zip(calls, distinct, strict=True)]
+        yield replace(turn, calls=distinct)
 
 
 def _with_id(call: Call, number: int, reading: Reading) -> Call:
@@ -183,13 +189,26 @@ def _with_id(call: Call, number: int, reading: Reading) -> Call:
     return replace(call, id=f"call_{number}")
 
 
-def _answered(turn: Turn, open_calls: Sequence[Call]) -> Call | None:
-    """The first open call that this result can be the answer to."""
-    for call in open_calls:
-        by_id = turn.call_id is None or turn.call_id == call.id
+def _with_distinct_ids(calls: Sequence[Call], reading: Reading) -> tuple[Call, ...]:
+    """The first call with an id keeps it."""
+    taken = {call.id for call in calls}
+    made: dict[str | None, Call] = {}
+    for call in calls:
+        if call.id in made:
+            reading.note(Note.TOOL_IDS_RENEWED)
+            call = replace(call, id=next(id_ for n in count(2) if (id_ := f"{call.id}_{n}") not in taken))
+            taken.add(call.id)
+        made[call.id] = call
+    return tuple(made.values())
+
+
+def _answered(turn: Turn, open_calls: Sequence[tuple[str | None, Call]]) -> int | None:
+    """Which is the first open call, by the id that the source knows it by, that this result can be the answer to."""
+    for number, (known_id, call) in enumerate(open_calls):
+        by_id = turn.call_id is None or turn.call_id == known_id
         by_name = turn.call_id is not None or turn.name is None or turn.name == call.name
         if by_id and by_name:
-            return call
+            return number
     return None
 
 

@@ -66,6 +66,7 @@ class Note(StrEnum):
     TOOLS_WRAPPED = "tools_wrapped"
     TOOL_TYPES_RENAMED = "tool_types_renamed"
     TOOL_IDS_ASSIGNED = "tool_ids_assigned"
+    TOOL_IDS_RENEWED = "tool_ids_renewed"
     TOOL_CALLS_FROM_TEXT = "tool_calls_from_text"
     TOOL_RESULT_UNWRAPPED = "tool_result_unwrapped"
     TOOL_RESULT_AS_JSON = "tool_result_as_json"

@@ -93,6 +93,26 @@ def test_parallel_calls_take_their_results_by_id_in_any_order():
     assert made[4].is_slot
 
 
+def test_calls_of_one_answer_with_one_id_get_ids_of_their_own_and_results_in_order():
+    calls = [{"id": "x", "function": {"name": name, "arguments": "{}"}} for name in ("f", "g", "h")]
+    calls.append({"id": "x_2", "function": {"name": "i", "arguments": "{}"}})
+    ids = ("x", "x_2", "x", "x")
+    results = [{"role": "tool", "tool_call_id": id_, "content": f"r{n}"} for n, id_ in enumerate(ids)]
+    made = read(chat(USER, {"role": "assistant", "tool_calls": calls}, *results))
+    _, slot, *answered, _ = made.conversation.messages
+    assert [call["id"] for call in json.loads(slot.expected_calls_json)] == ["x", "x_3", "x_4", "x_2"]
+    linked = [(result.tool_call_id, result.name, result.content) for result in answered]
+    assert linked == [("x", "f", "r0"), ("x_2", "i", "r1"), ("x_3", "g", "r2"), ("x_4", "h", "r3")]
+    assert made.notes == (Note.TOOL_IDS_RENEWED,)
+
+
+def test_an_id_may_come_again_in_a_later_answer():
+    step = ({"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "c1", "content": "42"})
+    made = read(chat(USER, *step, *step))
+    assert [message.tool_call_id for message in made.conversation.messages if message.role is Role.TOOL] == ["c1", "c1"]
+    assert made.notes == ()
+
+
 def test_calls_without_ids_get_some_and_results_follow_in_order():
     value = {
         "conversations": [
