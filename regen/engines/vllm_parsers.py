@@ -3,8 +3,8 @@
 Guarantees: an answer is read as vLLM's server would read it, but for three things. Where neither the prompt nor the
 answer opens a thought there is no reasoning (vLLM's parsers take an answer without any tag for nothing but reasoning).
 A call that was opened and not closed, or not read, is said to be open (vLLM makes it content, drops it, or makes a call
-of what there is). Where the tools or a call make a parser raise, reasoning is still read, what looks like a call is said
-to be open, and the text is content.
+of what there is). Where the tools or a call make a parser raise, reasoning is still read, what looks like a call is
+said to be open, and the text is content.
 Needs a tokenizer and no engine. Costs about 10 s to load (vLLM's imports) and well under a millisecond an answer.
 """
 
