@@ -444,11 +444,11 @@ class SourceSamplingSpec(_Strict):
 class ColumnRange(_Strict):
     """What a number in a column may be, both ends included."""
 
-    min: float | None = Field(None, description="At least.")
-    max: float | None = Field(None, description="At most.")
+    min: float | None = Field(None, allow_inf_nan=False, description="At least.")
+    max: float | None = Field(None, allow_inf_nan=False, description="At most.")
 
 
-Scalar = bool | int | float | str
+Scalar = bool | int | Annotated[float, Field(allow_inf_nan=False)] | str
 # fmt: off
 Shape = Literal[
     "auto", "messages", "sharegpt", "alpaca", "prompt", "question", "turns", "preference", "batch", "bfcl", "tokens"
@@ -486,7 +486,10 @@ class SourceSpec(_Strict):
     )
     limit: int | None = Field(None, ge=1, description="Take so many source rows (counted before rows are rejected).")
     weight: float = Field(
-        1.0, gt=0, description="How often a row is taken: 0.5 takes half of them, drawn by content, 2 each one twice."
+        1.0,
+        gt=0,
+        le=1000,
+        description="How often a row is taken: 0.5 takes half of them, drawn by content, 2 each one twice.",
     )
     prompt_token_quota: int | None = Field(
         None, ge=1, description="Take no more rows once their first prompts would have more tokens than this together."
@@ -503,7 +506,9 @@ class SourceSpec(_Strict):
 
     @model_validator(mode="after")
     def _checked(self) -> SourceSpec:
-        for name in self.fields:
+        for name, column in self.fields.items():
+            if not column:
+                raise ValueError(f"fields.{name}: is empty; it names the key that the source has")
             if name not in ROW_FIELDS | MESSAGE_FIELDS:
                 known = ", ".join(sorted(ROW_FIELDS | MESSAGE_FIELDS))
                 raise ValueError(f"fields.{name}: is no key that regen reads; it reads {known}")

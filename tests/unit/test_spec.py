@@ -55,6 +55,13 @@ def refusal(**changes: Any) -> str:
         ({"sampling": {"max_tokens": 9999}}, "sampling.max_tokens (9999) leaves no room"),
         ({"sampling": {"max_tokens": 9, "temperature": 0.001}}, "neither 0 (greedy) nor in 0.01..2"),
         ({"sampling": {"max_tokens": 9, "temperature": [{"value": 1, "share": 0.4}]}}, "must add up to 1"),
+        ({"sources": [{"name": "a", "path": "x", "fields": {"messages": ""}}]}, "fields.messages: is empty"),
+        ({"sources": [{"name": "a", "path": "x", "weight": 1e6}]}, "weight: "),
+        ({"sources": [{"name": "a", "path": "x", "weight": float("inf")}]}, "weight: "),
+        ({"sources": [{"name": "a", "path": "x", "weight": float("nan")}]}, "weight: "),
+        ({"sources": [{"name": "a", "path": "x", "filter": {"s": {"min": float("nan")}}}]}, "filter"),
+        ({"sources": [{"name": "a", "path": "x", "filter": {"s": float("inf")}}]}, "filter"),
+        ({"sources": [{"name": "a", "path": "x", "filter": {"s": [1, float("nan")]}}]}, "filter"),
         ({"sources": [{"name": "a", "path": "x", "fields": {"mesages": "m"}}]}, "fields.mesages: is no key that regen"),
         (
             {"sources": [{"name": "a", "path": "x", "format": "tokens"}]},
