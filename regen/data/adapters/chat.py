@@ -1,7 +1,8 @@
 """Lists of messages: OpenAI's `role` and `content`, ShareGPT's `from` and `value`, and both mixed. Pure.
 
 Fixed rules: text parts (or bare strings) of a content are joined with one newline; roles are compared without case;
-a null key counts as absent, and so do `tool_calls: []` and `tools: []`; a tool's result that is no text becomes JSON.
+a null key counts as absent, and so do `tool_calls: []` and `tools: []`; a tool's result that is neither text nor parts
+with a type that is known becomes JSON.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ _ROLES: Mapping[str, Role] = {
 }
 _CALL_ROLES = frozenset({"function_call", "tool_call", "tool_calls"})
 _TEXT_PART_TYPES = (None, "text", "input_text", "output_text")
+_MEDIA_PART_TYPES = (
+    *("image", "image_url", "input_image", "audio", "audio_url", "input_audio"),
+    *("video", "video_url", "file", "input_file"),
+)
 _REASONING_KEYS = ("reasoning", "reasoning_content", "thinking", "thought")
 _THINK = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
 _RESPONSE = re.compile(r"\s*<tool_response>\n?(.*?)\n?</tool_response>\s*", re.DOTALL)
@@ -62,13 +67,21 @@ def _chat(value: Mapping[str, object], messages: object, reading: Reading) -> Gi
     return Given(
         turns=tuple(read_chat(messages, reading)),
         tools=first(value, "tools", "functions"),
-        system=system_beside(value),
+        system=system_beside(value, reading),
     )
 
 
-def system_beside(value: Mapping[str, object]) -> object:
-    """Tabular datasets keep the system prompt beside the conversation."""
-    return next((text for key in ("system_prompt", "system") if isinstance(text := value.get(key), str)), None)
+def system_beside(value: Mapping[str, object], reading: Reading) -> str | None:
+    """Tabular datasets keep the system prompt beside the conversation: text, or parts as a message has them.
+
+    A number or a flag in such a column is no prompt.
+    """
+    columns = {key: value.get(key) for key in ("system_prompt", "system")}
+    as_it_is = next((given for given in columns.values() if isinstance(given, str)), None)
+    if as_it_is is not None:
+        return as_it_is
+    no_text = ((key, given) for key, given in columns.items() if isinstance(given, list | tuple | Mapping))
+    return next((content_text(given, reading, key) for key, given in no_text), None)
 
 
 def _turns(message: Mapping[str, object], number: int, reading: Reading) -> Iterator[Turn]:
@@ -101,13 +114,21 @@ def _role_name(message: Mapping[str, object], number: int, reading: Reading) -> 
 
 
 def _answer(message: Mapping[str, object], given: object, reading: Reading, where: str) -> Turn:
-    calls = calls_of(message, given, reading, where)
+    calls = calls_of(message, _text_in(given), reading, where)
     if not reading.keeps_answers:
         return Turn(Role.ASSISTANT, None, calls=calls)
     content = "" if given is None else content_text(given, reading, where)
     if calls and Note.TOOL_CALLS_FROM_TEXT in reading.notes:
         content = content.partition("<tool_call>")[0].rstrip()
     return answer_turn(content, _reasoning(message, reading, where), reading, calls)
+
+
+def _text_in(given: object) -> object:
+    """The joined text of what can be read; an answer that is not kept may be broken otherwise."""
+    if not isinstance(given, list):
+        return given
+    texts = [part.get("text") if isinstance(part, Mapping) else part for part in given]
+    return "\n".join(text for text in texts if isinstance(text, str))
 
 
 def answer_turn(text: str, reasoning: str | None, reading: Reading, calls: tuple[Call, ...] = ()) -> Turn:
@@ -139,14 +160,19 @@ def _result_text(given: object, reading: Reading, where: str) -> str:
         return ""
     if isinstance(given, str):
         return given
-    if isinstance(given, list) and all(_is_part(part) for part in given):
+    if isinstance(given, list) and given and all(_is_part(part) for part in given):
         return content_text(given, reading, where)
     reading.note(Note.TOOL_RESULT_AS_JSON)
     return reading.json_text(given, where, Reason.WRONG_TYPE)
 
 
 def _is_part(part: object) -> bool:
-    return isinstance(part, str) or (isinstance(part, Mapping) and "type" in part)
+    """A list of anything else is what the tool gave: its form is part of the result."""
+    if not isinstance(part, Mapping):
+        return False
+    kind = part.get("type")
+    is_text = kind in _TEXT_PART_TYPES and kind is not None and isinstance(part.get("text"), str)
+    return is_text or kind in _MEDIA_PART_TYPES
 
 
 def _unwrapped(text: str, reading: Reading) -> list[str]:

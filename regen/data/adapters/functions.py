@@ -21,7 +21,7 @@ def read_bfcl(value: Mapping[str, object], reading: Reading) -> Given:
         turns = tuple(message for turn in question for message in _turn(turn, reading))
     else:
         turns = tuple(read_chat(question, reading))
-    return Given(turns, tools=first(value, "function", "functions", "tools"), system=system_beside(value))
+    return Given(turns, tools=first(value, "function", "functions", "tools"), system=system_beside(value, reading))
 
 
 def _turn(given: object, reading: Reading) -> list[Turn]:

@@ -33,7 +33,7 @@ def read_preference(value: Mapping[str, object], reading: Reading) -> Given:
             refuse(
                 Reason.MISSING_KEY, "chosen and rejected are text and there is no prompt: nothing says what was asked"
             )
-        return _given(value, tuple(read_chat(chosen, reading)))
+        return _given(value, tuple(read_chat(chosen, reading)), reading)
     return _asked(value, prompt, reading)
 
 
@@ -44,14 +44,14 @@ def read_alpaca(value: Mapping[str, object], reading: Reading) -> Given:
     extra = value.get("input")
     more = "" if extra is None else as_text(extra, "input")
     asked = Turn(Role.USER, f"{instruction}\n\n{more}" if more.strip() else instruction)
-    return _given(value, (asked, *_answer(value, reading)))
+    return _given(value, (asked, *_answer(value, reading)), reading)
 
 
 def read_turns(value: Mapping[str, object], reading: Reading) -> Given:
     """The user's turns, one text each; a list of objects is a list of messages."""
     given = as_list(required(value, "turns"), "turns")
     if given and all(isinstance(turn, Mapping) for turn in given):
-        return _given(value, tuple(read_chat(given, reading)))
+        return _given(value, tuple(read_chat(given, reading)), reading)
     turns: list[Turn] = []
     for number, turn in enumerate(given):
         if not isinstance(turn, str):
@@ -59,7 +59,7 @@ def read_turns(value: Mapping[str, object], reading: Reading) -> Given:
         turns += [Turn(Role.USER, turn), Turn(Role.ASSISTANT, None)]
     if turns and reading.keeps_answers:
         refuse(Reason.NO_ANSWER, "turns hold what users said and no answer")
-    return _given(value, tuple(turns))
+    return _given(value, tuple(turns), reading)
 
 
 def _asked(value: Mapping[str, object], prompt: object, reading: Reading) -> Given:
@@ -67,11 +67,11 @@ def _asked(value: Mapping[str, object], prompt: object, reading: Reading) -> Giv
         turns = tuple(read_chat(prompt, reading))
     else:
         turns = (Turn(Role.USER, as_text(prompt, "the prompt")),)
-    return _given(value, (*turns, *_answer(value, reading)))
+    return _given(value, (*turns, *_answer(value, reading)), reading)
 
 
-def _given(value: Mapping[str, object], turns: tuple[Turn, ...]) -> Given:
-    return Given(turns, tools=first(value, "tools", "functions"), system=system_beside(value))
+def _given(value: Mapping[str, object], turns: tuple[Turn, ...], reading: Reading) -> Given:
+    return Given(turns, tools=first(value, "tools", "functions"), system=system_beside(value, reading))
 
 
 def _answer(value: Mapping[str, object], reading: Reading) -> tuple[Turn, ...]:

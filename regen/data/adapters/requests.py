@@ -41,7 +41,7 @@ def read_batch(value: Mapping[str, object], reading: Reading) -> Given:
     return Given(
         turns=_turns(body, reading),
         tools=first(body, "tools", "functions"),
-        system=body.get("instructions"),
+        system=_instructions(body.get("instructions"), reading),
         sampling=_sampling(body, reading),
     )
 
@@ -53,6 +53,10 @@ def _turns(body: Mapping[str, object], reading: Reading) -> tuple[Turn, ...]:
     if body.get("messages") is None and all(isinstance(part, str) for part in as_list(given, "the request's input")):
         return (Turn(Role.USER, content_text(given, reading, "the request's input")),)
     return tuple(read_chat(given, reading))
+
+
+def _instructions(given: object, reading: Reading) -> str | None:
+    return None if given is None else content_text(given, reading, "the request's instructions")
 
 
 def _sampling(body: Mapping[str, object], reading: Reading) -> dict[str, float | int]:

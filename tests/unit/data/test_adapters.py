@@ -174,7 +174,34 @@ def test_calls_and_results_in_tags_are_found():
     assert {Note.TOOL_CALLS_FROM_TEXT, Note.TOOL_RESULT_UNWRAPPED} <= set(made.notes)
 
 
-@pytest.mark.parametrize(("content", "text"), [({"a": 2**70}, '{"a": 1180591620717411303424}'), (3, "3"), (None, "")])
+@pytest.mark.parametrize("native", [False, True])
+def test_calls_in_tags_are_found_in_parts_too(native):
+    tagged = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    parts = [{"type": "text", "text": "See:"}, {"type": "text", "text": tagged}]
+    last = {"role": "assistant", "content": "done"}
+    made = read(chat(USER, {"role": "assistant", "content": parts}, {"role": "tool", "content": "r"}, last), native)
+    answer, result = made.conversation.messages[1:3]
+    calls = json.loads((answer.tool_calls_json if native else answer.expected_calls_json) or "")
+    assert [call["function"] for call in calls] == [{"name": "f", "arguments": '{"a": 1}'}]
+    assert (answer.content, result.name) == ("See:" if native else None, "f")
+    assert Note.TOOL_CALLS_FROM_TEXT in made.notes
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        *(
+            ({"a": 2**70}, '{"a": 1180591620717411303424}'),
+            (3, "3"),
+            (None, ""),
+            ([], "[]"),
+            (["a", "b"], '["a", "b"]'),
+        ),
+        ([{"type": "cafe", "text": "z"}], '[{"type": "cafe", "text": "z"}]'),
+        ([{"type": "text", "n": 1}], '[{"type": "text", "n": 1}]'),
+        ([{"type": "text", "text": "a"}, {"type": "output_text", "text": "b"}], "a\nb"),
+    ],
+)
 def test_results_that_are_no_text_become_json(content, text):
     call, result = {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": content}
     assert messages(chat(USER, call, result))[2].content == text

@@ -124,6 +124,22 @@ def test_a_system_prompt_beside_the_conversation_is_kept():
     assert shown(chat("u:1") | {"system": 7}) == ["u:1", "a:_"]
 
 
+@pytest.mark.parametrize("key", ["system", "system_prompt"])
+def test_a_system_prompt_in_parts_is_read_as_content_is_and_an_object_is_refused(key):
+    for row in (chat("u:1"), {"prompt": "1"}, {"instruction": "1"}, {"question": [[{"role": "user", "content": "1"}]]}):
+        assert shown(row | {key: [{"type": "text", "text": "SYS"}, "more"]}) == ["s:SYS\nmore", "u:1", "a:_"]
+        assert refused(row | {key: {"content": "SYS"}}) == Reason.WRONG_TYPE
+        assert refused(row | {key: [{"type": "image_url"}]}) == Reason.NON_TEXT_PART
+
+
+def test_instructions_of_a_request_are_read_as_content_is():
+    def asked(instructions):
+        return {"custom_id": "a", "body": {"input": "1", "instructions": instructions}}
+
+    assert shown(asked(["SYS", {"type": "input_text", "text": "more"}])) == ["s:SYS\nmore", "u:1", "a:_"]
+    assert refused(asked({"content": "SYS"})) == Reason.WRONG_TYPE
+
+
 # --- content -------------------------------------------------------------------------------------
 
 
