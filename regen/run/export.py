@@ -92,6 +92,7 @@ class _Source:
     record: RunRecord
     plan: Plan
     done: int
+    reopened: int
 
     @property
     def rows_per_shard(self) -> int:
@@ -116,6 +117,11 @@ def export(run_url: str, options: ExportOptions, say: Say) -> Exported:
     """
     format_, selection = _asked_for(options)
     source = _opened(run_url, options.partial)
+    if source.reopened:
+        say(
+            f"{source.reopened:,} rows were opened again and are not made again yet: of them the older results are"
+            f" exported; `regen resume {run_url}` makes them"
+        )
     text = _Text.loaded(source.record) if format_.reads_text else None
     if text is not None and not options.allow_extra_loss:
         _refuse_extra_loss(format_, text.markers)
@@ -185,13 +191,14 @@ def _opened(run_url: str, partial: bool) -> _Source:
     if read_summary(storage) is None:
         raise UserError(f"{storage.url}: is not planned yet, so there is nothing to export")
     plan = open_plan(storage)
-    done = replay(storage, plan.count, plan.settled()).totals.done
+    standing = replay(storage, plan.count, plan.settled())
+    done = standing.totals.done
     if done < plan.count and not partial:
         raise UserError(
             f"{storage.url}: {done:,} of {plan.count:,} rows are done. Short answers come early, so this is no fair"
             f" part of the whole: finish it with `regen resume {run_url}`, or export what there is with --partial"
         )
-    return _Source(storage, record, plan, done)
+    return _Source(storage, record, plan, done, len(standing.reopened.pending))
 
 
 def _refuse_other_text(target: Target, record: RunRecord) -> None:
@@ -240,6 +247,7 @@ def _facts(source: _Source) -> RunFacts:
         template_kwargs=spec.target.template_kwargs,
         planned=source.plan.count,
         done=source.done,
+        reopened=source.reopened,
         regen_version=__version__,
     )
 

@@ -86,6 +86,25 @@ def test_an_export_holds_the_rows_that_count_before_and_after_sealed_or_not(tmp_
     assert exported(storage, tmp_path / "sealed") == outdated
 
 
+def test_an_export_says_that_rows_are_to_be_made_again(tmp_path: Path) -> None:
+    storage = first_run(tmp_path)
+    cut = look(storage).totals.by_status()[Status.TRUNCATED]
+
+    def said_of(out: Path) -> tuple[list[str], str]:
+        said: list[str] = []
+        export(storage.url, ExportOptions("speculators", str(out)), said.append)
+        return [text for text in said if "opened again" in text], (out / "README.md").read_text(encoding="utf-8")
+
+    warned, card = said_of(tmp_path / "before")
+    assert (warned, "made again" in card) == ([], False)
+    retry(storage, TRUNCATED, {})
+    warned, card = said_of(tmp_path / "pending")
+    assert warned[0].startswith(f"{cut} rows were opened again and are not made again yet")
+    assert f"{cut} rows were to be made again and still had their older result." in card
+    resumed(storage)
+    assert said_of(tmp_path / "after")[0] == []
+
+
 def test_until_they_are_made_the_old_rows_count_and_everything_is_right(tmp_path: Path) -> None:
     storage = first_run(tmp_path)
     cut = look(storage).totals.by_status()[Status.TRUNCATED]

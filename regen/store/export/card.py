@@ -33,7 +33,10 @@ class DataFile(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What the run says of itself. `sampling` is text by field; `done` of `planned` rows had an outcome."""
+    """What the run says of itself. `sampling` is text by field; `done` of `planned` rows had an outcome.
+
+    `reopened` of them were wanted once more and still had their older result.
+    """
 
     name: str
     fingerprint: str
@@ -46,6 +49,7 @@ class RunFacts:
     planned: int
     done: int
     regen_version: str
+    reopened: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,8 @@ def _summary(run: RunFacts, format_: Format, selection: Selection, tally: Tally)
             f"**The run was not finished**: {run.done:,} of {run.planned:,} rows had an outcome. What is done first is"
             " not a fair sample of a run: short answers come early."
         )
+    if run.reopened:
+        lines.append(f"{run.reopened:,} rows were to be made again and still had their older result.")
     return "\n\n".join(lines)
 
 
