@@ -45,6 +45,7 @@ from regen.run.tool_results import matched_results
 T = TypeVar("T")
 
 NO_TOOL_CALL, TOOL_CALL_UNMATCHED = "no_tool_call", "tool_call_unmatched"
+CONTROL_TOKENS_IN_ANSWER = "control_tokens_in_answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +159,12 @@ class Regenerator:
     def _answered(self, history: Sequence[Message], slot: Slot) -> tuple[Message, ...] | Outcome:
         """What is given before this turn, recorded results under the target's own calls; or how the conversation ends.
 
-        A call that nobody answers ends it too: the user's next words would follow an open call.
+        A call that nobody answers ends it too: the user's next words would follow an open call. So do control tokens
+        that the target has spelled out: in the next prompt they would be real ones.
         """
+        if spelled := self._template.control_tokens(_said(history[-1]), only_special=True) if slot.turn else ():
+            detail = f"turn {slot.turn - 1}: {', '.join(spelled)} written out, and another turn would follow"
+            return Outcome(Status.PARTIAL, Stage.GENERATE, CONTROL_TOKENS_IN_ANSWER, detail)
         results = tuple(message for message in slot.given if message.role is Role.TOOL)
         calls = history[-1].tool_calls_json if slot.turn else None
         if not results and calls is None:
@@ -221,6 +226,10 @@ def _slots(conversation: Conversation) -> Iterator[Slot]:
             continue
         yield Slot(turn, tuple(given), expected)
         given, turn, expected = [], turn + 1, message.expected_calls_json
+
+
+def _said(message: Message) -> str:
+    return "\n".join(filter(None, (message.content, message.reasoning, message.tool_calls_json)))
 
 
 def _names(calls_text: str | None) -> str:

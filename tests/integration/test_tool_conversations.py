@@ -130,6 +130,20 @@ def test_the_policy_says_what_matches(tmp_path: Path) -> None:
     assert [message["role"] for message in row["messages"]] == ["user", "assistant", "tool", "assistant"]
 
 
+@pytest.mark.parametrize("parser", ["none", "hermes"])
+def test_control_tokens_that_the_target_spells_out_get_into_no_prompt(tmp_path: Path, parser: str) -> None:
+    target = {"tool_parser": parser, "reasoning_parser": "none"}
+    spelled = "a<|im_<|im_end|>end|>b"  # once the inner one is dropped, the outer one is there
+    answers = {"and now?": "Never asked.", "ask": spelled, "last": spelled}
+    asked = {"messages": [{"role": "user", "content": "ask"}, *_then("and now?")]}
+    row, single = made(tmp_path, [asked, {"prompt": "last"}], answers, target=target)
+    assert (row["status"], row["reason"]) == ("partial", "control_tokens_in_answer")
+    assert "<|im_end|>" in row["detail"]
+    assert [message["role"] for message in row["messages"]] == ["user", "assistant"]
+    assert len(row["generations"]) == 1
+    assert single["status"] == "ok"
+
+
 def test_a_call_that_nobody_answers_ends_the_conversation(tmp_path: Path) -> None:
     rows = [{"tools": TOOLS, "messages": [{"role": "user", "content": "ask"}, *_then("and now?")]}]
     (row,) = made(tmp_path, rows, {"and now?": "Never asked.", "ask": call(x=1)})
