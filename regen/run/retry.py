@@ -39,6 +39,7 @@ class Retry:
 def retry(storage: Storage, wanted: Wanted, sampling: dict[str, float | int]) -> Retry:
     """Open these rows again. `sampling` holds fields of the spec's section, over what each row was sampled with.
 
+    That includes what earlier retries of the row were given.
     Raises SpecError (no run here, no plan, a field or source that cannot be), RunHeld, StoreError.
     """
     spec = require_record(storage).spec
