@@ -62,6 +62,12 @@ _SHAPING_FAKE_FIELDS = ("answer_tokens", "answer_spread", "vocabulary", "end_tok
 # vLLM's name for how many tokens are drafted by batch size: a list of [first size, last size, tokens].
 SCHEDULE_ARG = "num_speculative_tokens_per_batch_size"
 
+Method = Literal["ngram", "eagle", "eagle3", "mtp", "draft_model", "dflash", "medusa", "suffix"]
+# They copy from text that repeats itself: no draft is loaded, and a step may draft nothing.
+DRAFTLESS_METHODS = ("ngram", "suffix")
+# What of the speculation section says how it is watched, and not how it drafts.
+SPECULATION_POLICY = ("gate", "guard", "calibrate", "warmup", "calibration")
+
 # Settings of engines' speculation that change what is sampled, and the values of them that do not. vLLM's names, of
 # this and of earlier versions, and SGLang's.
 LOSSY_SPECULATION_ARGS: dict[str, tuple[object, ...]] = {
@@ -321,9 +327,7 @@ class CalibrationSpec(_Strict):
 class SpeculationSpec(_Strict):
     """Speculative decoding. Leave the whole section out to run without: a first-class way to run."""
 
-    method: Literal["ngram", "eagle", "eagle3", "mtp", "draft_model", "dflash", "medusa", "suffix"] = Field(
-        description="Always passed to the engine as given; never guessed from a path."
-    )
+    method: Method = Field(description="Always passed to the engine as given; never guessed from a path.")
     draft: str | None = Field(None, description="The draft's folder or hub name. None for ngram and suffix.")
     num_tokens: int = Field(
         0, ge=0, description="Draft tokens per verification step. Mandatory: preflight refuses without."
@@ -351,10 +355,10 @@ class SpeculationSpec(_Strict):
 
     @model_validator(mode="after")
     def _draft_matches_method(self) -> SpeculationSpec:
-        needs_no_draft = self.method in ("ngram", "suffix", "mtp")
+        needs_no_draft = self.method in (*DRAFTLESS_METHODS, "mtp")
         if self.draft is None and not needs_no_draft:
             raise ValueError(f"draft is missing: method {self.method!r} needs one")
-        if self.draft is not None and self.method in ("ngram", "suffix"):
+        if self.draft is not None and self.method in DRAFTLESS_METHODS:
             raise ValueError(f"draft {self.draft!r} conflicts with method {self.method!r}, which takes none")
         for name in sorted({"method", "model", "num_speculative_tokens"} & self.args.keys()):
             raise ValueError(f"args.{name} conflicts with the field of this section that says the same")

@@ -26,6 +26,7 @@ from regen.errors import ExitCode, ServerUnavailable, SpecError
 from regen.records import Acceptance
 from regen.run.doctor_prompts import PROMPTS
 from regen.served import Asked, Counters, Phase, ServerFacts, ServerKind
+from regen.spec import DRAFTLESS_METHODS
 from regen.speculative.doctor.counts import count
 from regen.speculative.doctor.diagnosis import Diagnosis, Verdict, diagnose
 from regen.speculative.doctor.draft_files import DraftFiles, method_of, read_draft_files
@@ -40,7 +41,6 @@ _RESERVE_SECONDS = 10.0
 _SETTLE_SECONDS = 2.0
 _LEAST_SECONDS = 1.0
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_DRAFTLESS = ("ngram", "suffix")
 _CODES = {Verdict.HEALTHY: ExitCode.OK, Verdict.OFF: ExitCode.OK}
 _REFUSED = (Verdict.DEAD, Verdict.COUNTERS_ABSENT, Verdict.OFF_PROFILE)
 
@@ -285,7 +285,9 @@ async def _settled(server: ServedModel, before: Counters, own_tokens: int) -> Co
 def _draft_files(facts: ServerFacts, given: str | None) -> tuple[DraftFiles | None, str | None]:
     """What the draft's files say, or why they were not read. Raises SpecError for a given draft that is nowhere."""
     disclosed = facts.speculation.draft if facts.speculation is not None else None
-    if given is None and (method_of(facts) in _DRAFTLESS or (facts.speculation and facts.speculation.method is None)):
+    if given is None and (
+        method_of(facts) in DRAFTLESS_METHODS or (facts.speculation and facts.speculation.method is None)
+    ):
         return None, None
     if given is None and (disclosed is None or not _is_here(facts, disclosed)):
         said = f"its draft is {disclosed!r}, which is out of reach here" if disclosed else "the server names no draft"

@@ -11,9 +11,7 @@ from collections.abc import Callable, Sequence
 
 from regen.observe.pilot_page import TokenKind
 from regen.records import StepTrace
-
-# Steps of these methods draft nothing where no text matches.
-_MAY_NOT_DRAFT = ("ngram", "suffix")
+from regen.spec import DRAFTLESS_METHODS
 
 
 def token_kinds(tokens: int, trace: StepTrace, drafts_always: bool) -> list[TokenKind] | None:
@@ -31,7 +29,7 @@ def token_kinds(tokens: int, trace: StepTrace, drafts_always: bool) -> list[Toke
 
 def drafts_always(method: str) -> bool:
     """Whether every step of this method drafts something."""
-    return not method.startswith(_MAY_NOT_DRAFT)
+    return not method.startswith(DRAFTLESS_METHODS)
 
 
 def token_texts(token_ids: Sequence[int], decode: Callable[[tuple[int, ...]], str]) -> list[str]:

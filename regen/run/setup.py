@@ -11,10 +11,9 @@ from typing import Any
 from regen.data.profiles import AnswerFormat
 from regen.records import WorkerId
 from regen.spec import RunSpec, SpeculationSpec
+from regen.speculative.arms import CONFIGURED as CONFIGURED
+from regen.speculative.arms import OFF as OFF
 from regen.store.control import DriftAccepted, SpeculationConfigured
-
-# Names of arms: without speculation, and as the spec has it.
-OFF, CONFIGURED = "off", "configured"
 
 
 class Purpose(StrEnum):

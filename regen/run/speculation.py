@@ -18,7 +18,7 @@ from regen.run.guard_duty import GuardDecision, GuardDuty, Outlook, Watched
 from regen.run.setup import CONFIGURED, OFF, Assignment, Purpose, RunSetup
 from regen.run.speculation_records import measured_of, speculation_of, subject_of, text_of
 from regen.run.windows import window_between
-from regen.spec import SpeculationSpec, VllmEngineSpec
+from regen.spec import SPECULATION_POLICY, SpeculationSpec, VllmEngineSpec
 from regen.speculative.calibration import Arm, Calibration, Choice, Measured, arms
 from regen.speculative.gate import GateResult, GateVerdict, judge
 from regen.store.control import ArmMeasured, DecidedBy, Record, SpeculationDecided, Verdict
@@ -29,8 +29,6 @@ _SHOWN_DECISIONS = 20
 _FAILED_STARTS = 2
 _WORKING = (ReplicaState.RUNNING, ReplicaState.DRAINING)
 _UP = (ReplicaState.WARMING, ReplicaState.RUNNING)
-# What a choice takes from the spec as it is now: how it is judged, not what it is.
-_POLICY = ("gate", "guard", "calibrate", "warmup", "calibration")
 
 
 @dataclass(slots=True)
@@ -323,7 +321,7 @@ class SpeculationControl:
         if choice.arm == CONFIGURED:
             return Assignment(CONFIGURED, speculation)
         chosen = speculation_of(choice.speculation)
-        policy = {name: getattr(speculation, name) for name in _POLICY}
+        policy = {name: getattr(speculation, name) for name in SPECULATION_POLICY}
         return Assignment(choice.arm, chosen.model_copy(update=policy) if chosen is not None else None)
 
     def _new_calibration(self, speculation: SpeculationSpec, records: list[Record]) -> Calibration:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 
-from regen.spec import RunSpec, SpeculationSpec
+from regen.spec import SPECULATION_POLICY, RunSpec, SpeculationSpec
 from regen.speculative.calibration import Measured
 from regen.store.control import ArmMeasured
 
@@ -13,7 +13,7 @@ from regen.store.control import ArmMeasured
 def subject_of(spec: RunSpec) -> str:
     """Digest of what a decision is about: the speculation, and all else in the spec that its speed depends on."""
     speculation = spec.speculation
-    free = {"gate", "guard", "calibrate", "accept", "warmup", "calibration", "expected"}
+    free = {*SPECULATION_POLICY, "accept", "expected"}
     engine = {"start_timeout_seconds", "stall_timeout_seconds", "restarts", "replicas", "faults"}
     about = {
         "target": spec.target.model_dump(mode="json"),

@@ -12,11 +12,8 @@ from regen.errors import SpecError
 from regen.protocols import Storage
 from regen.run.held import replayed_run
 from regen.run.record import RunRecord, require_record
-from regen.spec import RunSpec, SpeculationSpec, parse_spec, with_absolute_paths
+from regen.spec import SPECULATION_POLICY, RunSpec, SpeculationSpec, parse_spec, with_absolute_paths
 from regen.store.control import SpeculationConfigured
-
-# What of the section says how speculation is watched, whatever the draft.
-_POLICY = {"gate", "guard", "calibrate", "warmup", "calibration"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +56,7 @@ def with_new_draft(spec: RunSpec, new: NewDraft) -> RunSpec:
     num_tokens = new.num_tokens or (before.num_tokens if before else None)
     if method is None or num_tokens is None:
         raise SpecError("the run has no speculation so far: --draft needs --method and --num-tokens")
-    kept = before.model_dump(mode="json", exclude_unset=True, include=_POLICY) if before else {}
+    kept = before.model_dump(mode="json", exclude_unset=True, include=set(SPECULATION_POLICY)) if before else {}
     section = {**kept, "method": method, "draft": new.draft, "num_tokens": num_tokens}
     raw = spec.model_dump(mode="json", exclude_unset=True)
     return with_absolute_paths(parse_spec({**raw, "speculation": section}, origin="--draft"))

@@ -10,16 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from regen.spec import SpeculationSpec
+from regen.spec import SCHEDULE_ARG, SPECULATION_POLICY, SpeculationSpec
 from regen.speculative.gate import DOUBTS
 
 OFF, CONFIGURED = "off", "configured"
 # Draft tokens of the n-gram arm, and the matches that it looks for. vLLM's own default, a match of 5, is rare in prose.
 NGRAM_TOKENS = 4
 _NGRAM_ARGS: dict[str, Any] = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
-_SCHEDULE = "num_speculative_tokens_per_batch_size"
-# What of a section says how it is watched, and not how it drafts.
-_POLICY = ("gate", "guard", "calibrate", "accept", "warmup", "calibration")
+_KEPT = (*SPECULATION_POLICY, "accept")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ def _grid(speculation: SpeculationSpec, slots: int, has_schedules: bool) -> Iter
         yield Arm(f"tokens-{count}", _with_tokens(speculation, count))
     if speculation.method != "ngram":
         yield Arm(f"ngram-{NGRAM_TOKENS}", _ngram(speculation))
-    if has_schedules and fewer and slots > 1 and speculation.draft and _SCHEDULE not in speculation.args:
+    if has_schedules and fewer and slots > 1 and speculation.draft and SCHEDULE_ARG not in speculation.args:
         yield _scheduled(speculation, slots)
 
 
@@ -67,7 +65,7 @@ def _with_tokens(speculation: SpeculationSpec, count: int) -> SpeculationSpec:
 
 def _ngram(speculation: SpeculationSpec) -> SpeculationSpec:
     """Made anew: the draft, its arguments, its layers, its profile and doubts about it belong to another method."""
-    policy = {name: getattr(speculation, name) for name in _POLICY}
+    policy = {name: getattr(speculation, name) for name in _KEPT}
     policy["accept"] = [code for code in speculation.accept if code not in DOUBTS]
     return SpeculationSpec(method="ngram", num_tokens=NGRAM_TOKENS, args=dict(_NGRAM_ARGS), **policy)
 
@@ -80,5 +78,5 @@ def _scheduled(speculation: SpeculationSpec, slots: int) -> Arm:
     """
     half = slots // 2
     schedule = [[1, half, speculation.num_tokens], [half + 1, slots, 1]]
-    args = {**speculation.args, _SCHEDULE: schedule}
+    args = {**speculation.args, SCHEDULE_ARG: schedule}
     return Arm(f"schedule-{half}", speculation.model_copy(update={"args": args, "expected": None}))

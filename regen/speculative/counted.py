@@ -12,11 +12,12 @@ from regen.records import Acceptance
 from regen.spec import SpeculationSpec
 from regen.speculative.alarm import Alarm
 from regen.speculative.drafting import drafts_every_step, drafts_on_matches
+from regen.speculative.gate import DEAD_ACCEPT_LENGTH
 
 # At the collapse line the accept length of 500 drafts is known to 0.01.
 WINDOW_DRAFTS = 500
 # 1.0 is a dead draft, 1.04 was the founding fault; the weakest head that was any use had 1.37.
-COLLAPSED_LENGTH = 1.05
+COLLAPSED_LENGTH = DEAD_ACCEPT_LENGTH
 # What lifts a collapse lies well above, so that an engine at the line does not go to and fro.
 RECOVERED_LENGTH = 1.10
 RAISE_WINDOWS = 3

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from regen.spec import SCHEDULE_ARG, SpeculationSpec
-
-_ON_MATCHES = ("ngram", "suffix")
+from regen.spec import DRAFTLESS_METHODS, SCHEDULE_ARG, SpeculationSpec
 
 
 def drafts_on_matches(speculation: SpeculationSpec) -> bool:
     """The method drafts only where the text repeats itself: rarely, and very unevenly from row to row."""
-    return speculation.method in _ON_MATCHES
+    return speculation.method in DRAFTLESS_METHODS
 
 
 def drafts_every_step(speculation: SpeculationSpec) -> bool:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from regen.records import Acceptance
 from regen.served import Fate, Route, ServerKind
 from regen.spec import LOSSY_SPECULATION_ARGS
-from regen.speculative.doctor.visit import DEAD_LENGTH, LEAST_DRAFTS, Speculating, Visit
+from regen.speculative.doctor.visit import LEAST_DRAFTS, Speculating, Visit
 from regen.speculative.evidence import Fault, Finding, Severity
+from regen.speculative.gate import DEAD_ACCEPT_LENGTH
 
 REFUSE, WARN, NOTE = Severity.REFUSE, Severity.WARN, Severity.NOTE
 _WEAK_LENGTH = 1.2
@@ -35,7 +36,7 @@ class ServerCheck:
 def is_dead(seen: Acceptance | None) -> bool:
     """Not working: over enough verifications, next to nothing was accepted."""
     length = seen.accept_length if seen is not None else None
-    return seen is not None and seen.drafts >= LEAST_DRAFTS and length is not None and length <= DEAD_LENGTH
+    return seen is not None and seen.drafts >= LEAST_DRAFTS and length is not None and length <= DEAD_ACCEPT_LENGTH
 
 
 def described(seen: Acceptance) -> str:
@@ -99,7 +100,7 @@ def rank_undecided(visit: Visit) -> Fault | None:
 def rank_average_dead(visit: Visit) -> Fault | None:
     """SGLang: an average without a count, so it warns and decides nothing."""
     last = visit.phases[-1].after.averages if visit.phases else {}
-    dead = [rank for rank, average in last.items() if average is not None and average <= DEAD_LENGTH]
+    dead = [rank for rank, average in last.items() if average is not None and average <= DEAD_ACCEPT_LENGTH]
     none = [rank for rank, average in last.items() if average is None]
     is_missing = bool(none) and len(none) < len(last)
     if not dead and not is_missing:
@@ -144,7 +145,12 @@ def off_profile(visit: Visit) -> Fault | None:
 def acceptance_weak(visit: Visit) -> Fault | None:
     total = visit.counted.total
     length = total.accept_length if total is not None else None
-    if total is None or length is None or total.drafts < LEAST_DRAFTS or not DEAD_LENGTH < length <= _WEAK_LENGTH:
+    if (
+        total is None
+        or length is None
+        or total.drafts < LEAST_DRAFTS
+        or not DEAD_ACCEPT_LENGTH < length <= _WEAK_LENGTH
+    ):
         return None
     return Fault(
         described(total),

@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from regen.spec import DRAFTLESS_METHODS
 from regen.speculative.doctor.checks import CHECKS, described, is_dead
 from regen.speculative.doctor.draft_files import method_of
 from regen.speculative.doctor.visit import LEAST_DRAFTS, Speculating, Visit
 from regen.speculative.evidence import Finding, Severity
-
-_DRAFTLESS = ("ngram", "suffix")
 
 
 class Verdict(StrEnum):
@@ -94,7 +93,7 @@ def _causes(verdict: Verdict, visit: Visit) -> Iterator[str]:
         yield "this version of the engine gives no accepted counts"
     elif verdict is Verdict.UNDECIDED:
         yield "too little was asked: give more --seconds or a higher --concurrency"
-        if method_of(visit.facts) in (None, *_DRAFTLESS):
+        if method_of(visit.facts) in (None, *DRAFTLESS_METHODS):
             yield "n-gram and suffix drafts come only where the text repeats itself"
         yield "a schedule by batch size has no draft tokens at this concurrency"
 
@@ -106,7 +105,7 @@ def _causes_of_rejection(visit: Visit) -> Iterator[str]:
     )
     for finding in shown:
         yield f"{finding.code}: {finding.found}"
-    if method_of(visit.facts) in _DRAFTLESS:
+    if method_of(visit.facts) in DRAFTLESS_METHODS:
         yield "these texts do not repeat themselves: n-gram and suffix drafts have nothing to copy"
         return
     if visit.draft is None or visit.facts.speculation is None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from regen.checkpoints import Checkpoint, EngineFacts
 from regen.served import ServerFacts, ServerKind
-from regen.spec import SamplingSpec, SpeculationSpec
+from regen.spec import DRAFTLESS_METHODS, Method, SamplingSpec, SpeculationSpec
 from regen.speculative.checks.subject import target_layers
 from regen.speculative.draft import IDS, Draft, Family, default_ids, specforge_ids
 from regen.speculative.evidence import Evidence, Finding, Severity
@@ -25,8 +26,7 @@ SGLANG_METHODS = {
     "NGRAM": "ngram",
     "DFLASH": "dflash",
 }
-_METHODS = frozenset({"ngram", "eagle", "eagle3", "mtp", "draft_model", "dflash", "medusa", "suffix"})
-_WITHOUT_DRAFT = ("ngram", "suffix")
+_METHODS = frozenset(get_args(Method))
 _OTHER_CODES = frozenset(
     {
         "weights-contradict-config",
@@ -83,7 +83,7 @@ def read_draft_files(
     plain = Draft(draft, SpeculationSpec(method="draft_model", draft=draft.name, num_tokens=1))
     if method == "eagle" and facts.kind is ServerKind.SGLANG and plain.family is Family.MTP:
         method = "mtp"  # SGLang runs prediction layers as EAGLE
-    judged = method if method in _METHODS and method not in _WITHOUT_DRAFT else None
+    judged = method if method in _METHODS and method not in DRAFTLESS_METHODS else None
     family = plain.family.value if plain.family is not None and plain.family.value in _METHODS else None
     if (as_if := judged or family) is None:
         return DraftFiles(plain.described, None, ())

@@ -11,7 +11,6 @@ from regen.speculative.doctor.draft_files import DraftFiles
 
 # A draft is judged over so many verifications or more.
 LEAST_DRAFTS = 500
-DEAD_LENGTH = 1.05
 
 
 class Speculating(StrEnum):
