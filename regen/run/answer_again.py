@@ -10,9 +10,10 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from regen.errors import EngineStalled, EngineStartFailed, RowError
+from regen.errors import EngineStalled, RowError
 from regen.protocols import Engine
 from regen.records import Completion, EngineInfo, Generation, GenerationRequest
+from regen.run.engine_start import started
 from regen.run.stall import StallClock
 from regen.spec import EngineSpec
 
@@ -29,7 +30,7 @@ async def answer_again(
     Raises EngineStartFailed, EngineDied, EngineStalled.
     """
     try:
-        info = await _started(engine, spec.start_timeout_seconds)
+        info = await started(engine, spec.start_timeout_seconds)
         say(f"engine: {info.engine}, {info.slots} slots; {len(generations):,} answers to be made again")
         clock = StallClock(spec.stall_timeout_seconds)
         gate = asyncio.Semaphore(info.slots)
@@ -40,15 +41,6 @@ async def answer_again(
         return info, await _all(tasks, clock, spec.stall_timeout_seconds)
     finally:
         await engine.close()
-
-
-async def _started(engine: Engine, limit_seconds: float) -> EngineInfo:
-    try:
-        return await asyncio.wait_for(engine.start(), limit_seconds)
-    except TimeoutError:
-        raise EngineStartFailed(
-            f"the engine was not ready within engine.start_timeout_seconds ({limit_seconds:g} s) of the run's spec"
-        ) from None
 
 
 async def _all(tasks: Sequence[asyncio.Task[Result]], clock: StallClock, limit_seconds: float) -> list[Result]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -120,8 +120,7 @@ class Report:
 
     def conclusion(self) -> list[tuple[str, str]]:
         """The verdict, why, and likely causes."""
-        found = [(self.diagnosis.verdict.value, self.diagnosis.because)]
-        return found + [("likely cause" if not n else "or", cause) for n, cause in enumerate(self.diagnosis.causes)]
+        return [(self.diagnosis.verdict.value, self.diagnosis.because), *named_causes(self.diagnosis.causes)]
 
     def to_json(self) -> dict[str, Any]:
         """For machines."""
@@ -154,6 +153,11 @@ class Report:
             "server_tokens": counted.server_tokens,
             "foreign_tokens": counted.foreign_tokens,
         }
+
+
+def named_causes(causes: Iterable[str]) -> list[tuple[str, str]]:
+    """For a table of names and values: the likeliest first."""
+    return [("or" if place else "likely cause", cause) for place, cause in enumerate(causes)]
 
 
 def examine_server(address: str, options: DoctorOptions, say: Callable[[str], None]) -> Report:

@@ -15,12 +15,14 @@ from typing import Any
 
 from regen.data.target import Target, resolve_target
 from regen.data.template import load_template
-from regen.errors import EngineStalled, EngineStartFailed, ExitCode
+from regen.errors import EngineStalled, ExitCode
 from regen.protocols import Engine
 from regen.records import Acceptance, Conversation, EngineInfo, Message, PlannedRow, Role, WarmupReport
 from regen.run.conversation import Regenerator
+from regen.run.doctor import named_causes
 from regen.run.doctor_prompts import PROMPTS
 from regen.run.draft_folder import checked_config
+from regen.run.engine_start import started
 from regen.run.preflight import examine
 from regen.run.record import make_record
 from regen.run.replica import build_engine
@@ -90,8 +92,7 @@ class SpecReport:
         """The verdict, why, and likely causes."""
         if self.result is None:
             return [(self.verdict, "see the findings" if self.findings else "nothing to look at")]
-        causes = [("likely cause" if not n else "or", cause) for n, cause in enumerate(self.result.causes)]
-        return [(self.verdict, self.result.found), *causes]
+        return [(self.verdict, self.result.found), *named_causes(self.result.causes)]
 
     def to_json(self) -> dict[str, Any]:
         """For machines."""
@@ -144,7 +145,7 @@ async def _visit(
     engine, limit_seconds = build_engine(setup), setup.run.spec.engine.start_timeout_seconds
     say("starting the engine")
     try:
-        info = await _started(engine, limit_seconds)
+        info = await started(engine, limit_seconds)
         say(f"{info.engine} is up and answers the doctor's {len(PROMPTS)} prompts, over and over")
         with ThreadPoolExecutor(_TEXT_THREADS) as executor:
             prepare = _regenerator(setup, executor, info, engine).first_request
@@ -165,15 +166,6 @@ async def _warmed_up(
         raise EngineStalled(
             f"the engine's warm-up did not end within {limit_seconds:g} s: --seconds, and"
             " engine.stall_timeout_seconds for rating its answers"
-        ) from None
-
-
-async def _started(engine: Engine, limit_seconds: float) -> EngineInfo:
-    try:
-        return await asyncio.wait_for(engine.start(), limit_seconds)
-    except TimeoutError:
-        raise EngineStartFailed(
-            f"the engine was not ready within engine.start_timeout_seconds ({limit_seconds:g} s)"
         ) from None
 
 

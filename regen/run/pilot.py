@@ -23,6 +23,7 @@ from regen.run.calibrate import standing_choice
 from regen.run.pilot_estimate import Estimate, Pace, Stratum, estimate
 from regen.run.pilot_sample import draw
 from regen.run.pilot_tokens import drafts_always, token_kinds, token_texts
+from regen.run.session import generation_times
 from regen.run.setup import Purpose
 from regen.run.start import Begun, StartOptions, begin
 from regen.spec import RunSpec, VllmEngineSpec
@@ -99,11 +100,10 @@ def rows_left(begun: Begun) -> int:
 
 def note_session(begun: Begun, last: CoordinatorStatus) -> None:
     """How long a session of the pilot has worked, from its first request to its last finished row."""
-    firsts = [one.first_request_at for one in last.replicas.values() if one.first_request_at is not None]
-    lasts = [one.last_completion_at for one in last.replicas.values() if one.last_completion_at is not None]
-    if firsts and lasts:
+    first, latest = generation_times(last.replicas)
+    if first is not None and latest is not None:
         session = begun.worker_setup.run.session
-        write_session(begun.storage, PilotSession(session, max(0.0, max(lasts) - min(firsts))))
+        write_session(begun.storage, PilotSession(session, max(0.0, latest - first)))
 
 
 def read_pilot(begun: Begun, gpu_hour_price: float | None) -> Pilot:

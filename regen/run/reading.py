@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from regen.data.retokenise import survives_as_text
 from regen.protocols import Answer, AnswerParser, ChatTemplate, ParsedAnswer, ToolCall
 from regen.records import (
     Completion,
@@ -91,8 +92,7 @@ class Reader:
         ids = completion.token_ids
         made = Made(ids, completion.finish_reason, parsed, has_parser=self._parser is not None, request=asked)
         labels = labels_of(made, self._template.decode)
-        comes_back = self._template.reencoded(ids) == ids
-        return labels if comes_back else (*labels, Label.RETOKENISES_DIFFERENTLY)
+        return labels if survives_as_text(self._template, ids) else (*labels, Label.RETOKENISES_DIFFERENTLY)
 
     def _calls(self, parsed: ParsedAnswer, history: Sequence[Message]) -> str:
         earlier = [id_ for message in history for id_ in ids_of(message.tool_calls_json)]

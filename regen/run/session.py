@@ -128,21 +128,21 @@ def _speculation(storage: Storage, spec: RunSpec) -> dict[str, Any]:
 
 
 def _session(last: CoordinatorStatus) -> dict[str, Any]:
+    first, latest = generation_times(last.replicas)
     return {
         "phase": Phase(last.phase).value,
         "seconds": last.session_seconds,
         "rows": last.session_rows,
         "output_tokens": last.session_output_tokens,
         "sampled_tokens": last.session_sampled_tokens,
-        **_generation_times(last.replicas),
+        "first_generation_at": first,
+        "last_generation_at": latest,
         "acceptance": [dict(cell) for cell in last.speculation.cells],
     }
 
 
-def _generation_times(replicas: Mapping[int, ReplicaStats]) -> dict[str, float | None]:
+def generation_times(replicas: Mapping[int, ReplicaStats]) -> tuple[float | None, float | None]:
+    """When the replicas' first request began and their last row ended, in epoch seconds; None before there is one."""
     firsts = [stats.first_request_at for stats in replicas.values() if stats.first_request_at is not None]
     lasts = [stats.last_completion_at for stats in replicas.values() if stats.last_completion_at is not None]
-    return {
-        "first_generation_at": min(firsts, default=None),
-        "last_generation_at": max(lasts, default=None),
-    }
+    return min(firsts, default=None), max(lasts, default=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import fields
 
 from regen.spec import SPECULATION_POLICY, RunSpec, SpeculationSpec
 from regen.speculative.calibration import Measured
@@ -25,20 +26,8 @@ def subject_of(spec: RunSpec) -> str:
 
 
 def measured_of(record: ArmMeasured) -> Measured:
-    return Measured(
-        slot=record.slot,
-        arm=record.arm,
-        stage=record.stage,
-        seconds=record.seconds,
-        output_tokens=record.output_tokens,
-        rates=record.rates,
-        drafts=record.drafts,
-        accepted=record.accepted,
-        prompt_tokens=record.prompt_tokens,
-        prefix_hit_tokens=record.prefix_hit_tokens,
-        preemptions=record.preemptions,
-        start_seconds=record.start_seconds,
-    )
+    """The record holds all that was measured, under the same names."""
+    return Measured(**{one.name: getattr(record, one.name) for one in fields(Measured)})
 
 
 def text_of(speculation: SpeculationSpec | None) -> str | None:

@@ -10,7 +10,6 @@ from regen.speculative.checks.subject import draft_of, head_of
 from regen.speculative.draft import Draft, Family, mtp_layers, whole
 from regen.speculative.evidence import Evidence, Fault
 
-_LOSSLESS_REJECTION = (None, "standard", "block", "strict", "rejection_sampler")
 _LAYERED = (Family.EAGLE3, Family.DFLASH)
 
 
