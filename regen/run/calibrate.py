@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from regen.errors import SpecError
 from regen.protocols import Storage
-from regen.run.held import replayed_run
+from regen.run.held import control_records
 from regen.run.speculation_records import subject_of
 from regen.spec import RunSpec
-from regen.store.control import SpeculationDecided, Verdict
+from regen.store.control import Record, SpeculationDecided, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,13 @@ class StandingChoice:
 
 def standing_choice(storage: Storage, spec: RunSpec) -> StandingChoice | None:
     """What was measured last for this very speculation, engine, sampling and target; None if nothing was."""
-    replayed = replayed_run(storage)
+    return choice_among(control_records(storage), spec)
+
+
+def choice_among(records: Sequence[Record], spec: RunSpec) -> StandingChoice | None:
+    """The same, of the journal's records."""
     subject = subject_of(spec)
-    for record in reversed(replayed.records if replayed else ()):
+    for record in reversed(records):
         if isinstance(record, SpeculationDecided) and record.verdict == Verdict.MEASURED and record.subject == subject:
             return StandingChoice(
                 record.arm,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from regen.errors import FingerprintDrift
-from regen.protocols import Storage
-from regen.run.held import replayed_run
-from regen.run.record import RunRecord, require_record
-from regen.store.control import DriftAccepted
+from regen.run.record import RunRecord
+from regen.store.control import DriftAccepted, Record
 
 Drift = dict[str, tuple[Any, Any]]
 
@@ -18,39 +16,39 @@ Drift = dict[str, tuple[Any, Any]]
 _FIXED = ("sources.", "rows.", "rows_per_shard")
 
 
-def accepted_drift(before: RunRecord, now: RunRecord, storage: Storage, accept: bool) -> Drift:
-    """What differs from the run's beginning, if that is accepted, now or by an earlier session with these settings."""
+def accepted_drift(before: RunRecord, now: RunRecord, records: Sequence[Record], url: str, accept: bool) -> Drift:
+    """What differs from the run's beginning, if that is accepted, now or by an earlier session with these settings.
+
+    `records` are the journal's, `url` names the run in messages.
+    """
     found = _difference(before.shaping, now.shaping)
     if fixed := {name: change for name, change in found.items() if name.startswith(_FIXED)}:
-        _refuse(fixed, storage.url, can_be_accepted=False)
-    accepted = _latest_drift(storage)
+        _refuse(fixed, url, can_be_accepted=False)
+    accepted = _latest_drift(records)
     if not accept and (accepted is None or accepted.fingerprint_after != now.fingerprint):
-        _refuse(found, storage.url)
+        _refuse(found, url)
     return found
 
 
-def refuse_after_drift(storage: Storage) -> None:
+def refuse_after_drift(records: Sequence[Record], url: str) -> None:
     """The spec of run.json is not what the run was last continued with: only the user has that one."""
-    if (accepted := _latest_drift(storage)) is not None:
+    if (accepted := _latest_drift(records)) is not None:
         changed = "".join(f"\n  {name}: was {was}, is {now}" for name, (was, now) in accepted.fields.items())
         raise FingerprintDrift(
-            f"{storage.url} went on with accepted changes:{changed}\nContinue it with the spec that has them:"
-            " regen run SPEC"
+            f"{url} went on with accepted changes:{changed}\nContinue it with the spec that has them: regen run SPEC"
         )
 
 
-def _latest_drift(storage: Storage) -> DriftAccepted | None:
-    replayed = replayed_run(storage)
-    records = replayed.records if replayed else ()
+def _latest_drift(records: Sequence[Record]) -> DriftAccepted | None:
     return next((record for record in reversed(records) if isinstance(record, DriftAccepted)), None)
 
 
-def drift_record(session: str, accepted: Drift, record: RunRecord, storage: Storage) -> DriftAccepted | None:
+def drift_record(session: str, accepted: Drift, before: RunRecord, now: RunRecord) -> DriftAccepted | None:
     """What the journal is to say of it; None if nothing was accepted."""
     if not accepted:
         return None
     fields = {name: (json.dumps(was), json.dumps(now)) for name, (was, now) in accepted.items()}
-    return DriftAccepted(session, fields, require_record(storage).fingerprint, record.fingerprint)
+    return DriftAccepted(session, fields, before.fingerprint, now.fingerprint)
 
 
 def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> Drift:

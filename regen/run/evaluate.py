@@ -21,6 +21,7 @@ from regen.errors import ExitCode, FingerprintDrift, SpecError
 from regen.protocols import Storage
 from regen.records import Acceptance, Completion, EngineInfo, FinishReason, Generation, Origin, OutputRow
 from regen.run.answer_again import Result, answer_again
+from regen.run.held import control_records
 from regen.run.preflight import examine, require_healthy
 from regen.run.record import RunRecord, engine_version, require_record
 from regen.run.replica import build_engine
@@ -139,7 +140,7 @@ def evaluate(storage: Storage, draft: str, options: dict[str, Any], rows_per_sou
     StoreError.
     """
     record = require_record(storage)
-    spec = _with_head(record.spec, wanted_speculation(storage, record), draft, options)
+    spec = _with_head(record.spec, wanted_speculation(control_records(storage), record), draft, options)
     target = resolve_target(_at_recorded_commit(spec, record))
     _require_same_target(record, target, storage)
     assert spec.speculation is not None

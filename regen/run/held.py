@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from regen.data.plan import open_plan, read_summary
 from regen.protocols import Storage
+from regen.store.control import Record
 from regen.store.holder import Holder, Liveness, held, read_holder, watch
 from regen.store.machine import machine_identity, process_exists
 from regen.store.replay import Replayed, replay
@@ -37,6 +38,12 @@ def replayed_run(storage: Storage) -> Replayed | None:
         return None
     plan = open_plan(storage)
     return replay(storage, plan.count, plan.settled())
+
+
+def control_records(storage: Storage) -> tuple[Record, ...]:
+    """The journal's control records that still matter, in order; none as long as there is no plan."""
+    replayed = replayed_run(storage)
+    return replayed.records if replayed is not None else ()
 
 
 def _await_orphan(holder: Holder | None) -> None:

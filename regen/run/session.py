@@ -8,22 +8,22 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from regen.data.plan import open_plan
 from regen.protocols import Storage
 from regen.records import CoordinatorStatus, Phase, ReplicaStats, Status, Totals
-from regen.run.calibrate import standing_choice
+from regen.run.calibrate import choice_among
 from regen.run.driver import Cluster, Driver, EventLog, Watcher
-from regen.run.held import replayed_run
+from regen.run.held import control_records
 from regen.run.look import labels_by_source, outcomes_by_replica
 from regen.run.record import require_record
 from regen.run.setup import RunSetup, WorkerSetup
 from regen.spec import RunSpec
 from regen.store import layout
-from regen.store.control import SpeculationDecided
+from regen.store.control import Record, SpeculationDecided
 from regen.store.replay import replay
 from regen.store.shards import Shard, seal
 
@@ -107,17 +107,16 @@ def write_report(storage: Storage, spec: RunSpec, last: CoordinatorStatus, found
         "output_tokens": found.totals.output_tokens,
         "generations": found.totals.generations,
         "accept_length": found.totals.acceptance.accept_length,
-        "speculation": _speculation(storage, spec),
+        "speculation": _speculation(control_records(storage), spec),
         "session": _session(last),
     }
     storage.replace(layout.REPORT, json.dumps(report, indent=1).encode("utf-8"))
 
 
-def _speculation(storage: Storage, spec: RunSpec) -> dict[str, Any]:
+def _speculation(records: Sequence[Record], spec: RunSpec) -> dict[str, Any]:
     """What was chosen, with its evidence, and every decision in order."""
-    choice = standing_choice(storage, spec)
-    replayed = replayed_run(storage)
-    decided = [one for one in (replayed.records if replayed else ()) if isinstance(one, SpeculationDecided)]
+    choice = choice_among(records, spec)
+    decided = [one for one in records if isinstance(one, SpeculationDecided)]
     return {
         "choice": choice.to_json() if choice else None,
         "decisions": [

@@ -28,12 +28,12 @@ from regen.errors import FingerprintDrift
 from regen.protocols import Storage
 from regen.records import WorkerId
 from regen.run.drift import Drift, accepted_drift, drift_record, refuse_after_drift
-from regen.run.held import refuse_if_held
+from regen.run.held import control_records, refuse_if_held
 from regen.run.preflight import examine, examine_lengths, require_healthy
 from regen.run.record import RunRecord, highest_temperature, make_record, read_record, require_record, write_record
 from regen.run.setup import CONFIGURED, OFF, Assignment, Purpose, RunSetup, WorkerSetup
 from regen.run.wanted import NewDraft, configured_record, wanted_speculation, with_new_draft
-from regen.spec import RunSpec
+from regen.spec import RunSpec, SpeculationSpec
 from regen.store.machine import machine_identity
 from regen.store.storage import LocalStorage, open_storage
 
@@ -64,6 +64,15 @@ class Begun:
     is_new: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """How this start differs from the run so far: run.json, what of it was accepted, the last speculation."""
+
+    before: RunRecord
+    drift: Drift
+    speculation_before: SpeculationSpec | None
+
+
 def begin(spec: RunSpec, options: StartOptions, say: Say) -> Begun:
     """Start the run of this spec, or continue it if its folder holds it already. `say` gets lines for a person.
 
@@ -79,9 +88,10 @@ def resume(run_url: str, options: StartOptions, say: Say, new_draft: NewDraft | 
     """
     storage = open_storage(run_url)
     before = require_record(storage)
-    refuse_after_drift(storage)
+    records = control_records(storage)
+    refuse_after_drift(records, storage.url)
     spec = before.spec.model_copy(update={"output": run_url})  # the folder may have been moved
-    spec = spec.model_copy(update={"speculation": wanted_speculation(storage, before)})
+    spec = spec.model_copy(update={"speculation": wanted_speculation(records, before)})
     if new_draft is not None:
         spec = with_new_draft(spec, new_draft)
     return _begin(spec, storage, options, say, _frozen)
@@ -97,7 +107,9 @@ def _begin(spec: RunSpec, storage: Storage, options: StartOptions, say: Say, pla
     before = read_record(storage)
     if before is None:
         before = record if write_record(storage, record) else require_record(storage)  # another start was faster
-    drift = accepted_drift(before, record, storage, options.accept_drift)
+    records = control_records(storage)
+    drift = accepted_drift(before, record, records, storage.url, options.accept_drift)
+    changes = _Changes(before, drift, wanted_speculation(records, before))
     is_new = not has_plan(storage)
     if is_new:
         summary = _planned(spec, target, storage, options, say)
@@ -105,7 +117,7 @@ def _begin(spec: RunSpec, storage: Storage, options: StartOptions, say: Say, pla
         claim_seen = refuse_if_held(storage, options.take_over)  # planning takes time, and others start meanwhile
     else:
         summary = planned_before(spec, target, storage, options)
-    return Begun(storage, record, summary, _setup(record, target, storage, options, drift, claim_seen), is_new)
+    return Begun(storage, record, summary, _setup(record, target, storage, options, changes, claim_seen), is_new)
 
 
 def has_plan(storage: Storage) -> bool:
@@ -189,7 +201,7 @@ def _setup(
     target: Target,
     storage: Storage,
     options: StartOptions,
-    accepted: Drift,
+    changes: _Changes,
     claim_seen: str | None,
 ) -> WorkerSetup:
     session = _new_session()
@@ -205,8 +217,8 @@ def _setup(
         take_over=options.take_over,
         temperature=highest_temperature(record),
         purpose=options.purpose,
-        configured=configured_record(session, record, storage),
-        drift=drift_record(session, accepted, record, storage),
+        configured=configured_record(session, record.spec.speculation, changes.speculation_before),
+        drift=drift_record(session, changes.drift, changes.before, record),
         claim_seen=claim_seen,
     )
     return worker_setup(run, target)

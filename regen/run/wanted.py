@@ -6,14 +6,13 @@ and every row says which draft it was made with.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from regen.errors import SpecError
-from regen.protocols import Storage
-from regen.run.held import replayed_run
-from regen.run.record import RunRecord, require_record
+from regen.run.record import RunRecord
 from regen.spec import SPECULATION_POLICY, RunSpec, SpeculationSpec, parse_spec, with_absolute_paths
-from regen.store.control import SpeculationConfigured
+from regen.store.control import Record, SpeculationConfigured
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,20 +24,20 @@ class NewDraft:
     num_tokens: int | None = None
 
 
-def wanted_speculation(storage: Storage, record: RunRecord) -> SpeculationSpec | None:
-    """What was asked for last: by a later session, else by run.json."""
-    replayed = replayed_run(storage)
-    asked = [found for found in (replayed.records if replayed else ()) if isinstance(found, SpeculationConfigured)]
+def wanted_speculation(records: Sequence[Record], begun_with: RunRecord) -> SpeculationSpec | None:
+    """What was asked for last: by a later session, as the journal's `records` have it, else by run.json."""
+    asked = [found for found in records if isinstance(found, SpeculationConfigured)]
     if not asked:
-        return record.spec.speculation
+        return begun_with.spec.speculation
     text = asked[-1].speculation
     return None if text is None else SpeculationSpec.model_validate_json(text)
 
 
-def configured_record(session: str, record: RunRecord, storage: Storage) -> SpeculationConfigured | None:
+def configured_record(
+    session: str, now: SpeculationSpec | None, before: SpeculationSpec | None
+) -> SpeculationConfigured | None:
     """What the journal is to say of it; None if nothing has changed."""
-    now = record.spec.speculation
-    if now == wanted_speculation(storage, require_record(storage)):
+    if now == before:
         return None
     return SpeculationConfigured(session, None if now is None else now.model_dump_json(exclude_unset=True))
 
