@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from regen.errors import JournalDamaged, StoreUnavailable
 from regen.rows import SCHEMA
+from regen.store.layout import JOURNAL, SHARDS
 
 ROW_GROUP_BYTES = 64 * 2**20
 _ENTRY = b"regen"
@@ -132,7 +133,20 @@ def content_digest(ordinals: Sequence[int], digests: Sequence[str]) -> str:
 
 
 def damaged(where: str, what: str) -> JournalDamaged:
-    return JournalDamaged(f"{where}: {what}. Nothing was changed; `regen verify` on the run folder shows the extent")
+    """The error of a file that is not what was published. `where` is its full name."""
+    run = _run_of(where)
+    return JournalDamaged(
+        f"{where}: {what}. Nothing was changed; `regen verify {run}` shows the extent,"
+        f" `regen verify {run} --repair` opens its rows again"
+    )
+
+
+def _run_of(where: str) -> str:
+    for folder in (JOURNAL, SHARDS):
+        run, found, _ = where.rpartition(f"/{folder}")
+        if found:
+            return run
+    return "RUN"
 
 
 @contextmanager
