@@ -397,7 +397,7 @@ class Coordinator:
         ordinal, round_, status, reason = (
             table.column(name)[index].as_py() for name in ("ordinal", "round", "status", "reason")
         )
-        if not round_ or status != Status.REJECTED:
+        if ordinal not in run.reopened.pending or status != Status.REJECTED:
             return False
         run.publisher.end_retry(ordinal, round_, status, reason or "")
         return True

@@ -29,6 +29,7 @@ ROW_GROUP_BYTES = 64 * 2**20
 _ENTRY = b"regen"
 _PLACE = "file-digest-goes-into-this-place"
 _BLOCK_BYTES = 1 << 20
+_ADVICE = ". Nothing was changed;"
 
 
 def write_rows(path: Path, groups: Iterable[pa.Table], entry: Mapping[str, Any]) -> None:
@@ -136,9 +137,14 @@ def damaged(where: str, what: str) -> JournalDamaged:
     """The error of a file that is not what was published. `where` is its full name."""
     run = _run_of(where)
     return JournalDamaged(
-        f"{where}: {what}. Nothing was changed; `regen verify {run}` shows the extent,"
+        f"{where}: {what}{_ADVICE} `regen verify {run}` shows the extent,"
         f" `regen verify {run} --repair` opens its rows again"
     )
+
+
+def what_is_wrong(error: JournalDamaged, where: str) -> str:
+    """Of an error made by `damaged`, what was found: for reports that have the file's name and the advice already."""
+    return str(error).removeprefix(f"{where}: ").partition(_ADVICE)[0]
 
 
 def _run_of(where: str) -> str:

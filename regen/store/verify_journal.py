@@ -27,7 +27,7 @@ from regen.store.files import JournalFile, JournalFiles
 from regen.store.findings import Code, Findings
 from regen.store.footer import Footer
 from regen.store.layout import journal_key
-from regen.store.parquet import RowsFile, naming_damage
+from regen.store.parquet import RowsFile, naming_damage, what_is_wrong
 from regen.store.reopened import reopened
 from regen.store.verify_plan import PlanIds
 from regen.store.winners import Winners
@@ -51,7 +51,8 @@ class JournalCheck:
     """`winners` and `status_of` tell, after `run`, what the readable files amount to.
 
     `faults`, and `faults_by_comparison` with other files, have a sentence for each number that something is wrong with;
-    `whole` are the files that were read to their end. `skip` are numbers that are left out like voided ones.
+    `altered` are whole files in the place of others, `whole` all that were read to their end. `skip` are numbers that
+    are left out like voided ones.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class JournalCheck:
         self._running = _Running()
         self._skip = frozenset(skip)
         self._links: list[_Link] = []
+        self.altered: set[int] = set()
         self.voided = Voided()
         self.winners = Winners(plan_rows)
         self.done = OrdinalSet(plan_rows)
@@ -80,7 +82,7 @@ class JournalCheck:
             self._check_gap(file.number)
             self._running.next_number = file.number + 1
             if self._is_left_out(file.number):
-                self._running.lose_track(is_known=True)
+                self._running.leave_out(is_voided=file.number in self.voided)
                 continue
             progress(file.key)
             self._check_file(file)
@@ -103,8 +105,8 @@ class JournalCheck:
         """One finding for a whole range: a stray file of a high number is no reason for millions."""
         start = self._running.next_number
         while start < number and self._is_left_out(start):
+            self._running.leave_out(is_voided=start in self.voided)
             start += 1
-            self._running.lose_track(is_known=True)
         if start < number:
             more = "" if start + 1 == number else f", as are all up to {journal_key(number - 1)}"
             self._findings.add(Code.JOURNAL_GAP, journal_key(start), f"is missing{more}")
@@ -123,7 +125,7 @@ class JournalCheck:
             opened.check_bytes()
             self._check_content(file, opened)
         except JournalDamaged as error:
-            self._find(Code.JOURNAL_DAMAGED, file.number, str(error))
+            self._find(Code.JOURNAL_DAMAGED, file.number, what_is_wrong(error, self._files.where(file.number)))
             self._running.lose_track()
         else:
             self._running.follow(len(data))
@@ -166,6 +168,7 @@ class JournalCheck:
             if link.previous_digest != before.digest:
                 message = f"is not what it was when {journal_key(link.number)} was written"
                 self._find(Code.JOURNAL_ALTERED, before.number, message)
+                self.altered.add(before.number)
 
     def _check_fence(self, number: int, footer: Footer) -> None:
         running = self._running
@@ -261,12 +264,15 @@ class _Running:
         if self.can_sum:
             self.totals = totals.plus(self.totals, totals.count(group))
 
-    def lose_track(self, is_known: bool = False) -> None:
-        """`is_known`: of a file that is left out as a whole."""
+    def lose_track(self) -> None:
+        self.leave_out(is_voided=False)
+        self.can_sum = False
+
+    def leave_out(self, is_voided: bool) -> None:
+        """A file that is not looked at."""
         self.has_all = False
         self.total_bytes = None
-        if not is_known:
-            self.has_unknown, self.can_sum = True, False
+        self.has_unknown = self.has_unknown or not is_voided
 
     def take_up(self, footer: Footer) -> None:
         """A repair says what all files before it amount to, those that it has voided left out."""
