@@ -173,5 +173,5 @@ def _hopeless(storage: Storage, problems: Sequence[str]) -> JournalDamaged:
     return JournalDamaged(
         f"{storage.url} cannot be repaired; nothing was changed:\n  {told}\n"
         "run.json and the plan are not made again in a folder that has rows: put them back from a copy, or begin a new"
-        " folder, for which the sources give the plan again. Sealed shards are plain Parquet files and can still be read"
+        " folder, for which the sources give the plan again. Shards that are sealed can still be read: they are Parquet"
     )

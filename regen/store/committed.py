@@ -2,7 +2,7 @@
 
 Guarantees: of every ordinal the row that `regen seal` would take, each once; what is published while it is read is left
 out as a whole, and so is what a repair has voided. Costs one pass over the journal's id columns and 21 bytes a row of
-the plan; of the rows themselves, one row group is in memory at a time, and only the columns that are asked for are read.
+the plan; of the rows themselves, one row group is in memory at a time, and only the columns that are asked for.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class JournalCheck:
             self._check_gap(file.number)
             self._running.next_number = file.number + 1
             if self._is_left_out(file.number):
-                self._running.leave_out(is_voided=file.number in self.voided)
+                self._running.leave_out(file.number)
                 continue
             progress(file.key)
             self._check_file(file)
@@ -105,7 +105,7 @@ class JournalCheck:
         """One finding for a whole range: a stray file of a high number is no reason for millions."""
         start = self._running.next_number
         while start < number and self._is_left_out(start):
-            self._running.leave_out(is_voided=start in self.voided)
+            self._running.leave_out(start)
             start += 1
         if start < number:
             more = "" if start + 1 == number else f", as are all up to {journal_key(number - 1)}"
@@ -241,15 +241,13 @@ def _repairs(files: JournalFiles) -> list[Record]:
 
 
 class _Running:
-    """What the files amount to so far; after a gap or damage only what can still be told, until a repair.
-
-    `has_unknown`: something is lost that no repair has taken out of the count.
-    """
+    """What the files amount to so far; after a gap or damage only what can still be told, until a repair."""
 
     def __init__(self) -> None:
         self.next_number = 0
         self.whole_bytes = 0
-        self.has_unknown = False
+        self._has_damage = False
+        self._left_out: list[int] = []
         self.total_bytes: int | None = 0
         self.standing = Standing()
         self.totals = Totals()
@@ -265,18 +263,22 @@ class _Running:
             self.totals = totals.plus(self.totals, totals.count(group))
 
     def lose_track(self) -> None:
-        self.leave_out(is_voided=False)
-        self.can_sum = False
+        self.has_all = self.can_sum = False
+        self.total_bytes = None
+        self._has_damage = True
 
-    def leave_out(self, is_voided: bool) -> None:
-        """A file that is not looked at."""
+    def leave_out(self, number: int) -> None:
+        """A file that is not looked at: what comes after it still counted it, until a repair that voided it."""
         self.has_all = False
         self.total_bytes = None
-        self.has_unknown = self.has_unknown or not is_voided
+        self._left_out.append(number)
 
     def take_up(self, footer: Footer) -> None:
-        """A repair says what all files before it amount to, those that it has voided left out."""
-        if _is_repair(footer) and not self.has_unknown:
+        """A repair says what all files before it amount to, without those that were voided by then."""
+        if footer.snapshot is None or not any(isinstance(record, FilesVoided) for record in footer.records):
+            return
+        voided = Voided(footer.snapshot.standing.records)
+        if not self._has_damage and all(number in voided for number in self._left_out):
             self.has_all = True
             self.total_bytes = self.whole_bytes
 
@@ -289,7 +291,3 @@ class _Running:
         self.whole_bytes += size
         if self.total_bytes is not None:
             self.total_bytes += size
-
-
-def _is_repair(footer: Footer) -> bool:
-    return footer.snapshot is not None and any(isinstance(record, FilesVoided) for record in footer.records)
