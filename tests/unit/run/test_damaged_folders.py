@@ -80,7 +80,7 @@ class _Case:
     def repair(self) -> bool:
         """False where the folder cannot be repaired, and that was said."""
         faulty = self._changed_journal_files()
-        damaged_files = {key: data for key, data in self.storage.objects.items() if key.startswith("journal/")}
+        damaged_files = {key: data for key, data in self.storage.objects.items() if journal_number(key) is not None}
         try:
             repair(self.storage)
         except JournalDamaged as error:

@@ -426,6 +426,7 @@ def test_a_shard_damaged_with_its_journal_file_is_right_in_the_end_also_if_rows_
 @pytest.mark.parametrize(
     ("key", "damage"),
     [
+        (RUN, None),
         (RUN, lambda data: data[:100]),
         (RUN, lambda data: data.replace(b'"max_model_len": 2048', b'"max_model_len": 4096', 1)),
         (PLAN, lambda data: data[:50]),
@@ -435,11 +436,14 @@ def test_a_shard_damaged_with_its_journal_file_is_right_in_the_end_also_if_rows_
     ],
 )
 def test_the_plan_and_run_json_are_not_repaired_and_that_is_said(
-    whole: Folder, key: str, damage: Callable[[bytes], bytes]
+    whole: Folder, key: str, damage: Callable[[bytes], bytes] | None
 ) -> None:
     storage = whole.storage()
     (key,) = [found for found in storage.objects if found.startswith(key)]
-    storage.objects[key] = damage(storage.objects[key])
+    if damage is None:
+        del storage.objects[key]
+    else:
+        storage.objects[key] = damage(storage.objects[key])
     _truncate(storage, 2)
     before = dict(storage.objects)
 
