@@ -39,6 +39,7 @@ from regen.store.reopened import Reopened
 from regen.store.replay import Ledger, Replayed, Settled, count_settled, read_ledger, summed_up
 
 SNAPSHOT_EVERY = 32
+_VANISHED = "it is gone, and was there: somebody has removed or emptied the folder while this session wrote to it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +318,7 @@ class Journal:
 
     def _require_predecessor(self, number: int) -> None:
         if number and not self._files.exists(number - 1):
-            raise damaged(self._files.where(number - 1), "it is missing, and this session has seen it")
+            raise damaged(self._files.where(number - 1), _VANISHED)
 
     def _taker(self, number: int) -> _Taker:
         """Who has published under our next number. Whoever it was, the number is not ours: also where it is damaged."""
