@@ -163,10 +163,9 @@ class _Examination:
 
     def _ledger(self, standing: Standing) -> Ledger:
         check, whole = self._check, self._check.whole
-        rounds = {ordinal: check.winners.round_of(ordinal) for ordinal in check.done}
         return Ledger(
             done=check.done.copy(),
-            rounds={ordinal: round_ for ordinal, round_ in rounds.items() if round_ > 0},
+            rounds={ordinal: round_ for ordinal in check.done if (round_ := check.winners.round_of(ordinal)) > 0},
             totals=self._totals(),
             standing=standing,
             next_number=self._listed[-1].number + 1 if self._listed else 0,
