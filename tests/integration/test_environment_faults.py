@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from regen.data.plan import open_plan
+from regen.data.plan_writer import RowGroupFile
 from regen.errors import ExitCode, JournalDamaged, StoreRefused, StoreUnavailable
 from regen.records import CoordinatorStatus, Phase
 from regen.run import held
@@ -138,6 +139,26 @@ def test_no_room_for_temporary_files_stops_sealing_and_keeps_what_is_there(
     monkeypatch.setattr(tempfile, "tempdir", None)
     seal_complete(begun.storage)
     assert check(begun.storage).is_right
+
+
+def test_no_room_for_temporary_files_stops_planning_and_the_same_command_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = make_spec(tmp_path, rows=3)
+    real = RowGroupFile.add
+
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(RowGroupFile, "add", full)
+    with pytest.raises(StoreUnavailable, match=r"planning cannot write there: No space left.*set TMPDIR"):
+        begin_run(spec)
+    monkeypatch.setattr(RowGroupFile, "add", real)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not-there"))
+    with pytest.raises(StoreUnavailable, match=r"not-there: planning cannot write there: No such file"):
+        begin_run(spec)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    assert begin_run(spec).plan_summary.rows == 3
 
 
 @pytest.mark.parametrize(("code", "advice"), [(errno.EROFS, "mounted read-only"), (errno.EACCES, "permission to read")])
