@@ -92,7 +92,7 @@ def plan(spec: Spec, as_json: AsJson = False) -> None:
     from regen.store.storage import open_storage
 
     parsed = load_spec(spec)
-    open_storage(parsed.output)  # an output that `run` would refuse is said now
+    open_storage(parsed.output, parsed.store)  # an output that `run` would refuse is said now
     with dry_plan(parsed, resolve_target(parsed.target), StartOptions().processes) as planned:
         if as_json:
             print(planned.summary.to_json().decode("ascii"), end="")
@@ -110,7 +110,7 @@ def preflight(spec: Spec, as_json: AsJson = False) -> None:
     from regen.store.storage import open_storage
 
     parsed = load_spec(spec)
-    findings = examine(parsed, resolve_target(parsed.target), open_storage(parsed.output))
+    findings = examine(parsed, resolve_target(parsed.target), open_storage(parsed.output, parsed.store))
     if as_json:
         print(json.dumps([finding.to_json() for finding in findings], indent=1))
     elif findings:

@@ -220,7 +220,7 @@ class Coordinator:
 
     async def _open(self) -> _OpenRun:
         """Replay, then claim: nothing is leased before. Waits for a store that is away."""
-        storage = self._storage = open_storage(self._setup.run_url)
+        storage = self._storage = open_storage(self._setup.run_url, self._spec.store)
         plan = await self._patience(lambda: open_plan(storage))
         journal = Journal(storage, self._setup.session, plan.count)
         replayed = await self._patience(lambda: journal.replay(plan.settled()))
