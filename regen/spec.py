@@ -625,8 +625,9 @@ class MetricsSpec(_Strict):
 
 
 class StoreSpec(_Strict):
-    """How S3 is reached, where `output` is s3://bucket/prefix. What is left out is taken from the environment and the
-    AWS configuration. Keys never stand here: boto3 looks for them in its own chain.
+    """How S3 is reached, where `output` lies there. Keys never stand here: boto3 finds them.
+
+    What is left out is taken from the environment and the AWS configuration.
     """
 
     endpoint: str | None = Field(

@@ -33,7 +33,8 @@ class S3Settings:
     """A place in a bucket, how it is reached, and with how much patience. `endpoint` None: AWS's own.
 
     boto3 repeats a call `attempts` times by itself; a refusal, a conflict or a cut answer is tried again as often, with
-    pauses that begin at `pause_seconds`. Whoever calls the storage has more patience than that. Objects above
+    pauses that begin at `pause_seconds`. Whoever calls the storage has more patience than that. A store that hangs is
+    given up after `attempts` time-outs, before a worker that waits is taken for hung (run/schedule.py). Objects above
     `multipart_bytes` travel in parts of `part_bytes`.
     """
 
@@ -44,8 +45,8 @@ class S3Settings:
     addressing: str
     checksum: str
     profile: str | None
-    connect_timeout_seconds: float = 10.0
-    read_timeout_seconds: float = 60.0
+    connect_timeout_seconds: float = 5.0
+    read_timeout_seconds: float = 20.0
     attempts: int = 3
     pause_seconds: float = 0.5
     multipart_bytes: int = 32 * 2**20

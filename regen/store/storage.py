@@ -10,6 +10,7 @@ from regen.errors import SpecError
 from regen.protocols import Storage
 from regen.spec import RunSpec, StoreSpec
 from regen.store.local import LocalStorage
+from regen.store.near import NearStorage
 from regen.store.s3 import S3Storage
 from regen.store.s3_client import aws_config
 from regen.store.s3_settings import S3Settings, resolve
@@ -51,6 +52,11 @@ def remarks(storage: Storage, hours: float | None) -> tuple[str, ...]:
     Raises StoreUnavailable when no credentials can be had.
     """
     return storage.remarks(hours) if isinstance(storage, S3Storage) else ()
+
+
+def near(storage: Storage) -> Storage:
+    """The same place, but what is opened there is copied once: for what never changes, and is needed at any time."""
+    return NearStorage(storage) if isinstance(storage, S3Storage) else storage
 
 
 def _resolved(store: StoreSpec | None) -> StoreSpec:
