@@ -50,9 +50,10 @@ async def driven(begun: Begun, act: Callable[[LocalCluster], Any] | None = None)
     cluster = LocalCluster()
     running = asyncio.ensure_future(Driver(cluster, begun.worker_setup, lambda _: None, lambda _: None).run())
     try:
-        if act is not None and await act(cluster) is False:
-            return None
-        return await asyncio.wait_for(running, 60)
+        async with asyncio.timeout(90):
+            if act is not None and await act(cluster) is False:
+                return None
+            return await running
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
