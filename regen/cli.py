@@ -355,6 +355,20 @@ def retry(
 
 
 @app.command()
+def extend(spec: Spec, as_json: AsJson = False) -> None:
+    """Add to the run of this spec the rows that its sources have gained; the next `regen resume` makes them."""
+    from regen.run.extend import extend as extend_run
+    from regen.run.start import StartOptions
+    from regen.spec import load_spec
+
+    made = extend_run(load_spec(spec), StartOptions(), _say)
+    if as_json:
+        print(json.dumps(made.to_json(), indent=1))
+    else:
+        print("\n".join(made.lines()))
+
+
+@app.command()
 def seal(run: Run) -> None:
     """Write the shards whose rows are all committed, also in the middle of a run."""
     from regen.run.session import seal_complete

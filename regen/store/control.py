@@ -104,6 +104,22 @@ class RetriesEnded:
     kind: Literal["retries_ended"] = "retries_ended"
 
 
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True)
+class PlanExtended:
+    """The plan has `rows` more, and `plan_rows` with them; `digest` is the plan's from here on.
+
+    The rows, and the sources that they come from, are in the plan's own summary.
+    """
+
+    session: str
+    rows: int
+    plan_rows: int
+    digest: str
+    at: str
+    kind: Literal["plan_extended"] = "plan_extended"
+
+
 class DecidedBy(StrEnum):
     """Who decided about speculation."""
 
@@ -183,6 +199,7 @@ Record = (
     | RowAttempts
     | RowsReopened
     | RetriesEnded
+    | PlanExtended
     | SpeculationConfigured
     | SpeculationDecided
     | ArmMeasured

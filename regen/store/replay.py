@@ -108,7 +108,7 @@ def read_ledger(files: JournalFiles, plan_rows: int) -> Ledger:
     for file, footer, ids in reversed(_since_snapshot(files, listed)):
         _check_place(files, listed, footer, plan_rows, sizes_before[file.number])
         if footer.snapshot is not None:
-            ledger = _from_snapshot(footer, footer.snapshot, file.size, files.where(file.number))
+            ledger = _from_snapshot(footer, footer.snapshot, plan_rows, file.size, files.where(file.number))
         else:
             ledger.add_file(footer, ids, file.size, files.where(file.number))
     if listed:
@@ -162,10 +162,14 @@ def _check_place(
     files: JournalFiles, listed: list[JournalFile], footer: Footer, plan_rows: int, bytes_before: int
 ) -> None:
     where = files.where(footer.number)
-    if footer.plan_rows != plan_rows:
-        raise damaged(where, f"it is of a plan of {footer.plan_rows} rows, and this plan has {plan_rows}")
-    if footer.last is not None and footer.last >= plan_rows:
-        raise damaged(where, f"it holds a row {footer.last}, outside a plan of {plan_rows} rows")
+    if footer.plan_rows > plan_rows:  # fewer: it was written before the plan was extended
+        raise damaged(
+            where,
+            f"it is of a plan of {footer.plan_rows} rows, and this plan has {plan_rows}: if the run was extended a"
+            " moment ago, the same command again sees all of it",
+        )
+    if footer.last is not None and footer.last >= footer.plan_rows:
+        raise damaged(where, f"it holds a row {footer.last}, outside a plan of {footer.plan_rows} rows")
     if footer.bytes_before != bytes_before:
         for file in listed[: footer.number]:
             files.read_ids(file.number)  # names the damaged one, if that shows
@@ -176,9 +180,9 @@ def _check_place(
         )
 
 
-def _from_snapshot(footer: Footer, snapshot: Snapshot, size: int, where: str) -> Ledger:
+def _from_snapshot(footer: Footer, snapshot: Snapshot, plan_rows: int, size: int, where: str) -> Ledger:
     with naming_damage(where):
-        done = OrdinalSet.from_text(footer.plan_rows, snapshot.done)
+        done = OrdinalSet.from_text(footer.plan_rows, snapshot.done).grown(plan_rows)
     return Ledger(
         done=done,
         rounds=dict(snapshot.rounds),

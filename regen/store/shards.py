@@ -3,7 +3,8 @@
 Guarantees: the same rows give the same determined columns in the same order, however the journal came about; a shard is
 replaced as a whole or not at all; one that is there with the right digest is left alone, so sealing can be repeated and
 broken off at any time. Every row of the plan is in it: a refused one with stage and reason instead of an answer, a
-native one as it is planned.
+native one as it is planned. After an extension of the plan its last shard has a longer range and so another name: the
+shorter file goes once the longer one is there, and no reader here takes both.
 Costs one pass over the journal's id columns and one over its rows per `BATCH_BYTES` of them (or per shard, if that is
 larger), and as much memory, with 21 bytes a row of the plan.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import tempfile
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -22,11 +23,11 @@ import pyarrow as pa
 
 from regen.errors import JournalDamaged, StoreUnavailable, UserError
 from regen.ordinals import OrdinalSet
-from regen.protocols import Plan, Storage
+from regen.protocols import Plan, Storage, StoredObject
 from regen.records import Message, Observed, OutputRow, PlannedRow, Role
 from regen.rows import SCHEMA, to_table
 from regen.store.committed import CommittedRows
-from regen.store.layout import shard_key
+from regen.store.layout import SHARDS, shard_key, shard_range
 from regen.store.parquet import ROW_GROUP_BYTES, RowsFile, content_digest, integers, texts, write_rows
 
 VERSION = 1
@@ -57,14 +58,14 @@ def seal(
     complete_only: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Shard]:
-    """Write every shard that is not there yet, and return all that are there then.
+    """Write every shard that is not there yet, and return all that are there then; outgrown ones are removed.
 
     `complete_only`: leave out ranges with rows that are not done; otherwise such a row is a UserError, before anything
     is written. `session` and `fingerprint` go into the `observed` column of rows that no worker made.
     `progress(sealed, of)`. Raises JournalDamaged, StoreUnavailable, StoreRefused.
     """
     sealer = _Sealer(storage, plan, rows_per_shard, session, fingerprint)
-    shards = [sealer.described(shard_range) for shard_range in sealer.complete_ranges(complete_only)]
+    shards = [sealer.described(limits) for limits in sealer.complete_ranges(complete_only)]
     unsealed = [shard for shard in shards if not sealer.is_sealed(shard)]
     sealed = len(shards) - len(unsealed)
     for batch in sealer.batches(unsealed):
@@ -72,6 +73,8 @@ def seal(
             sealed += 1
             if progress is not None:
                 progress(sealed, len(shards))
+    for outgrown in outgrown_shards(storage, plan, rows_per_shard, frozenset(shard.first for shard in shards)):
+        storage.delete(outgrown.key)
     return shards
 
 
@@ -85,12 +88,12 @@ def committed(
     """
     sealer = _Sealer(storage, plan, rows_per_shard, session="", fingerprint="")
     complete = set(sealer.complete_ranges(complete_only=True))
-    for shard_range in shard_ranges(plan.count, rows_per_shard):
-        shard = sealer.described(shard_range) if shard_range in complete else None
+    for limits in shard_ranges(plan.count, rows_per_shard):
+        shard = sealer.described(limits) if limits in complete else None
         if shard is not None and sealer.is_sealed(shard):
             yield from sealer.sealed_groups(shard, columns)
         else:
-            yield from sealer.journal_groups(shard_range, columns)
+            yield from sealer.journal_groups(limits, columns)
 
 
 def settled_row(row: PlannedRow, session: str, fingerprint: str) -> OutputRow:
@@ -131,8 +134,11 @@ def settled_table(plan: Plan, ordinals: Sequence[int], session: str, fingerprint
     return pa.concat_tables(tables)
 
 
-def shard_entry(shard: Shard, plan_digest: str) -> dict[str, Any]:
-    """What a shard says of itself in its footer."""
+def shard_entry(shard: Shard, plan: Plan) -> dict[str, Any]:
+    """What a shard says of itself in its footer.
+
+    Its plan is the one that first had all its rows: a shard outlives extensions that add nothing to it.
+    """
     return {
         "version": VERSION,
         "kind": "shard",
@@ -140,7 +146,7 @@ def shard_entry(shard: Shard, plan_digest: str) -> dict[str, Any]:
         "last": shard.last,
         "rows": shard.rows,
         "digest": shard.digest,
-        "plan": plan_digest,
+        "plan": next(stage.digest for stage in plan.stages if shard.last < stage.rows),
     }
 
 
@@ -148,6 +154,21 @@ def shard_ranges(plan_rows: int, rows_per_shard: int) -> Iterator[Range]:
     """(first, last) of every shard of a plan."""
     for first in range(0, plan_rows, rows_per_shard):
         yield first, min(first + rows_per_shard, plan_rows) - 1
+
+
+def outgrown_ranges(plan: Plan, rows_per_shard: int) -> set[Range]:
+    """Ranges that were the last one before an extension, and are a part of a longer one now."""
+    before = {found for stage in plan.stages[:-1] for found in shard_ranges(stage.rows, rows_per_shard)}
+    return before - set(shard_ranges(plan.count, rows_per_shard))
+
+
+def outgrown_shards(
+    storage: Storage, plan: Plan, rows_per_shard: int, sealed_from: Collection[int]
+) -> list[StoredObject]:
+    """Files of such ranges, whose rows are all in a shard that is there: those begin at the ordinals given."""
+    outgrown = outgrown_ranges(plan, rows_per_shard)
+    found = ((stored, shard_range(stored.key)) for stored in storage.list(SHARDS)) if outgrown else ()
+    return [stored for stored, limits in found if limits in outgrown and limits[0] in sealed_from]
 
 
 class _Sealer:
@@ -172,10 +193,10 @@ class _Sealer:
                 )
         return complete
 
-    def described(self, shard_range: Range) -> Shard:
+    def described(self, limits: Range) -> Shard:
         """What the shard of this range must be."""
-        first, last = shard_range
-        settled = self._settled_table(shard_range)
+        first, last = limits
+        settled = self._settled_table(limits)
         settled_digests = dict(zip(integers(settled, "ordinal"), texts(settled, "digest"), strict=True))
         ordinals = range(first, last + 1)
         digests = [settled_digests.get(ordinal) or self._rows.winners.digest_of(ordinal) for ordinal in ordinals]
@@ -185,7 +206,7 @@ class _Sealer:
         """Whether it is there. One that cannot be read is not: it is derived, and made anew."""
         try:
             with self._storage.open(shard.key) as source:
-                return RowsFile(source, shard.key).entry == shard_entry(shard, self._plan.digest)
+                return RowsFile(source, shard.key).entry == shard_entry(shard, self._plan)
         except (KeyError, JournalDamaged):
             return False
 
@@ -194,11 +215,11 @@ class _Sealer:
         with self._storage.open(shard.key) as source:
             yield from RowsFile(source, shard.key).groups(columns)
 
-    def journal_groups(self, shard_range: Range, columns: Sequence[str] | None) -> Iterator[pa.Table]:
+    def journal_groups(self, limits: Range, columns: Sequence[str] | None) -> Iterator[pa.Table]:
         """The rows of a range that are done, as a shard would hold them."""
-        first, last = shard_range
+        first, last = limits
         tables = self._rows.tables_of(self._rows.parts(range(first, last + 1)), columns)
-        settled = self._settled_table(shard_range)
+        settled = self._settled_table(limits)
         tables.append(settled if columns is None else settled.select(columns))
         yield from in_row_groups([table for table in tables if len(table)])
 
@@ -235,13 +256,13 @@ class _Sealer:
         """The ordinals that each journal file contributes, ascending."""
         return self._rows.parts(ordinal for shard in shards for ordinal in range(shard.first, shard.last + 1))
 
-    def _settled_table(self, shard_range: Range) -> pa.Table:
-        first, last = shard_range
+    def _settled_table(self, limits: Range) -> pa.Table:
+        first, last = limits
         ordinals = [ordinal for ordinal in range(first, last + 1) if ordinal in self._settled]
         return settled_table(self._plan, ordinals, self._session, self._fingerprint)
 
     def _write(self, shard: Shard, groups: Iterator[pa.Table]) -> None:
-        entry = shard_entry(shard, self._plan.digest)
+        entry = shard_entry(shard, self._plan)
         with tempfile.TemporaryDirectory(prefix="regen-seal-") as folder:
             path = Path(folder, "shard.parquet")
             try:

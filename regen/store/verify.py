@@ -27,7 +27,9 @@ _MISSING_SHOWN = 20
 class Verification:
     """`outcomes` has every status; `by_source` only what occurs. `first_missing` are the first ordinals not done.
 
-    `shards_outdated` are whole, and older than a retry of some of their rows; `reopened` rows are wanted once more.
+    `shards_outdated` are whole, and older than a retry of some of their rows; `shards_outgrown`, not counted among
+    `shards`, are whole, and a part of the range that their rows are in since an extension. `reopened` rows are wanted
+    once more.
     """
 
     planned: int
@@ -39,6 +41,7 @@ class Verification:
     shards: int
     shards_planned: int
     shards_outdated: int
+    shards_outgrown: int
     reopened: int
     findings: tuple[Finding, ...]
 
@@ -68,7 +71,7 @@ def verify(
     findings = Findings()
     _check_names(storage, findings)
     ids = check_plan(plan, findings)
-    journal = JournalCheck(storage, ids, plan.count, findings)
+    journal = JournalCheck(storage, ids, plan.stages, findings)
     journal.run(tell)
     shards = ShardCheck(storage, plan, journal.done, ids.settled, journal.winners, findings)
     shards.run(rows_per_shard, tell)
@@ -80,9 +83,10 @@ def verify(
         missing=len(missing),
         first_missing=tuple(missing[:_MISSING_SHOWN]),
         journal_files=journal.files,
-        shards=shards.files,
+        shards=shards.files - shards.outgrown,
         shards_planned=len(list(shard_ranges(plan.count, rows_per_shard))),
         shards_outdated=shards.outdated,
+        shards_outgrown=shards.outgrown,
         reopened=len(journal.reopened()),
         findings=findings.all(),
     )

@@ -7,7 +7,7 @@ file holding its predecessor's digest. Costs 24 bytes a row of the plan, and one
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from regen.errors import JournalDamaged
 from regen.ordinals import OrdinalSet
 from regen.protocols import Storage
-from regen.records import Status, Totals
+from regen.records import PlanStage, Status, Totals
 from regen.rows import determined_digest
 from regen.store import totals
 from regen.store.control import Standing
@@ -36,10 +36,11 @@ _STATUSES = tuple(Status)
 class JournalCheck:
     """`winners` and `status_of` tell, after `run`, what the readable files amount to."""
 
-    def __init__(self, storage: Storage, ids: PlanIds, plan_rows: int, findings: Findings) -> None:
+    def __init__(self, storage: Storage, ids: PlanIds, stages: Sequence[PlanStage], findings: Findings) -> None:
         self._files = JournalFiles(storage)
         self._ids = ids
-        self._plan_rows = plan_rows
+        self._sizes = [stage.rows for stage in stages]
+        self._plan_rows = plan_rows = self._sizes[-1]
         self._findings = findings
         self._statuses = array("b", [-1]) * plan_rows
         self._running = _Running()
@@ -99,9 +100,14 @@ class JournalCheck:
         if running.total_bytes is not None and footer.bytes_before != running.total_bytes:
             message = f"the files before it have {running.total_bytes} bytes, and had {footer.bytes_before}"
             self._findings.add(Code.JOURNAL_ALTERED, file.key, message)
-        if footer.plan_rows != self._plan_rows:
-            message = f"is of a plan of {footer.plan_rows} rows, and this plan has {self._plan_rows}"
+        if footer.plan_rows not in self._sizes:
+            sizes = " and before ".join(map(str, reversed(self._sizes)))
+            message = f"is of a plan of {footer.plan_rows} rows, and this plan has {sizes}"
             self._findings.add(Code.JOURNAL_ALTERED, file.key, message)
+        elif footer.plan_rows < running.plan_rows:
+            message = f"is of a plan of {footer.plan_rows} rows, and a file before it of {running.plan_rows}"
+            self._findings.add(Code.JOURNAL_ALTERED, file.key, message)
+        running.plan_rows = max(running.plan_rows, footer.plan_rows)
 
     def _check_fence(self, key: str, footer: Footer) -> None:
         running = self._running
@@ -157,7 +163,7 @@ class JournalCheck:
             self._findings.add(Code.JOURNAL_TOTALS, key, message)
         if running.has_all and footer.snapshot is not None:
             with naming_damage(key):
-                done = OrdinalSet.from_text(footer.plan_rows, footer.snapshot.done)
+                done = OrdinalSet.from_text(footer.plan_rows, footer.snapshot.done).grown(self._plan_rows)
             if done != self.done:
                 self._findings.add(Code.JOURNAL_SNAPSHOT, key, "its snapshot is not what is done up to here")
 
@@ -167,6 +173,7 @@ class _Running:
 
     def __init__(self) -> None:
         self.next_number = 0
+        self.plan_rows = 0
         self.last_digest: str | None = ""
         self.total_bytes: int | None = 0
         self.standing = Standing()

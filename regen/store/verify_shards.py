@@ -13,7 +13,7 @@ from regen.rows import determined_digest
 from regen.store.findings import Code, Findings
 from regen.store.layout import SHARDS, shard_key, shard_range
 from regen.store.parquet import RowsFile, content_digest, damaged, integers, naming_damage, texts
-from regen.store.shards import Shard, settled_table, shard_entry, shard_ranges
+from regen.store.shards import Shard, outgrown_ranges, settled_table, shard_entry, shard_ranges
 from regen.store.verify_journal import BATCH_ROWS
 from regen.store.winners import Winners
 
@@ -30,9 +30,11 @@ class ShardCheck:
         self._findings = findings
         self.files = 0
         self.outdated = 0
+        self.outgrown = 0
 
     def run(self, rows_per_shard: int, progress: Callable[[str], None]) -> None:
         planned = set(shard_ranges(self._plan.count, rows_per_shard))
+        outgrown = outgrown_ranges(self._plan, rows_per_shard)
         for stored in self._storage.list(SHARDS):
             limits = shard_range(stored.key)
             if limits is None:
@@ -42,12 +44,20 @@ class ShardCheck:
             if limits in planned:
                 self._check_file(stored.key, *limits)
                 planned.remove(limits)
+            elif limits in outgrown:
+                self.outgrown += 1
+                self._check_file(stored.key, *limits)
             else:
                 message = f"is not one of the ranges of {rows_per_shard} rows that this run has"
                 self._findings.add(Code.SHARD_RANGE, stored.key, message)
         if self.files and len(self._done | self._settled) == self._plan.count:
-            for first, last in sorted(planned):
+            for first, last in sorted(planned - self._of_the_newest_extension(rows_per_shard)):
                 self._findings.add(Code.SHARD_MISSING, shard_key(first, last), "is missing: seal again")
+
+    def _of_the_newest_extension(self, rows_per_shard: int) -> set[tuple[int, int]]:
+        """Ranges that came with it: that nobody has sealed them yet is no damage."""
+        before = self._plan.stages[-2].rows if len(self._plan.stages) > 1 else self._plan.count
+        return {(first, last) for first, last in shard_ranges(self._plan.count, rows_per_shard) if last >= before}
 
     def _check_file(self, key: str, first: int, last: int) -> None:
         expected = self._expected(key, first, last)
@@ -86,7 +96,7 @@ class ShardCheck:
             self._findings.add(
                 Code.SHARD_ROWS, expected.key, "its rows are not the journal's: delete it and seal again"
             )
-        elif file.entry != shard_entry(expected, self._plan.digest):
+        elif file.entry != shard_entry(expected, self._plan):
             self._findings.add(Code.SHARD_ROWS, expected.key, "its footer is not that of its rows and plan: seal again")
 
     def _is_outdated(self, file: RowsFile, found: Shard, rounds: Sequence[int], digests: Sequence[str]) -> bool:
@@ -98,7 +108,7 @@ class ShardCheck:
             if round_ >= self._winners.round_of(ordinal):
                 return False
             differing += 1
-        return differing > 0 and file.entry == shard_entry(found, self._plan.digest)
+        return differing > 0 and file.entry == shard_entry(found, self._plan)
 
     def _checked_digest(self, key: str, values: dict[str, Any]) -> str:
         digest = determined_digest(values)
