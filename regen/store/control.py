@@ -120,6 +120,21 @@ class PlanExtended:
     kind: Literal["plan_extended"] = "plan_extended"
 
 
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True)
+class RunClosed:
+    """Nothing is ever made for this run again: its rows, `rows` of them, are in its shards, which were verified.
+
+    It is in the last file of the journal, together with a snapshot; the files before it may be deleted.
+    """
+
+    session: str
+    rows: int
+    shards: int
+    at: str
+    kind: Literal["run_closed"] = "run_closed"
+
+
 class DecidedBy(StrEnum):
     """Who decided about speculation."""
 
@@ -200,6 +215,7 @@ Record = (
     | RowsReopened
     | RetriesEnded
     | PlanExtended
+    | RunClosed
     | SpeculationConfigured
     | SpeculationDecided
     | ArmMeasured

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from regen.protocols import Storage
 from regen.store import footer as footers
+from regen.store.control import RunClosed
 from regen.store.footer import Footer
 from regen.store.layout import JOURNAL, journal_key, journal_number
 from regen.store.parquet import RowsFile, content_digest, damaged, integers, texts
@@ -46,12 +47,20 @@ class JournalFiles:
                 yield JournalFile(number, found.key, found.size)
 
     def files(self) -> list[JournalFile]:
-        """The sequence from number 0 on, without a gap."""
+        """The sequence from number 0 on, without a gap; of a closed run that was cleaned the last file alone."""
         found = list(self.listed())
+        if found and found[-1].number >= len(found) and self.closed() is not None:
+            return found[-1:]  # what is before it is being deleted, or is deleted
         for expected, file in enumerate(found):
             if file.number != expected:
                 raise damaged(self.where(expected), f"it is missing, while {file.key} is there")
         return found
+
+    def closed(self) -> RunClosed | None:
+        """What the last file says of the run's end; None if the run can go on."""
+        number = max((file.number for file in self.listed()), default=None)
+        records = () if number is None else self.read_footer(number).records
+        return next((record for record in records if isinstance(record, RunClosed)), None)
 
     def where(self, number: int) -> str:
         """How errors name this file."""

@@ -13,12 +13,12 @@ from itertools import accumulate
 
 import pyarrow as pa
 
-from regen.errors import JournalDamaged
+from regen.errors import JournalDamaged, UserError
 from regen.ordinals import OrdinalSet
 from regen.protocols import Storage
 from regen.records import Status, Totals
 from regen.store import totals
-from regen.store.control import Claim, Record, Released, Standing
+from regen.store.control import Claim, Record, Released, RunClosed, Standing
 from regen.store.files import JournalFile, JournalFiles
 from regen.store.footer import Footer, Snapshot
 from regen.store.layout import journal_key
@@ -103,10 +103,12 @@ def replay(storage: Storage, plan_rows: int, settled: Iterable[Settled]) -> Repl
 def read_ledger(files: JournalFiles, plan_rows: int) -> Ledger:
     """The newest snapshot and all that came after it."""
     listed = files.files()
-    sizes_before = list(accumulate((file.size for file in listed), initial=0))
+    first = listed[0].number if listed else 0
+    bytes_before = files.read_footer(first).bytes_before if first else 0
+    sizes_before = list(accumulate((file.size for file in listed), initial=bytes_before))
     ledger = Ledger.empty(plan_rows)
     for file, footer, ids in reversed(_since_snapshot(files, listed)):
-        _check_place(files, listed, footer, plan_rows, sizes_before[file.number])
+        _check_place(files, listed, footer, plan_rows, sizes_before[file.number - first])
         if footer.snapshot is not None:
             ledger = _from_snapshot(footer, footer.snapshot, plan_rows, file.size, files.where(file.number))
         else:
@@ -144,6 +146,22 @@ def summed_up(ledger: Ledger, settled: OrdinalSet, settled_totals: Totals) -> Re
         released=standing.released,
         records=standing.records,
         reopened=ledger.reopened(),
+    )
+
+
+def refuse_closed(records: Iterable[Record], url: str) -> None:
+    """Raises UserError if nothing can be made for this run any more."""
+    closed = next((record for record in records if isinstance(record, RunClosed)), None)
+    if closed is not None:
+        raise closed_error(url, closed)
+
+
+def closed_error(url: str, closed: RunClosed) -> UserError:
+    """For whatever needs the journal of a closed run."""
+    return UserError(
+        f"{url}: this run was closed at {closed.at} by `regen clean --journal`: its {closed.rows:,} rows are in"
+        f" {closed.shards:,} shards, its journal is deleted, and nothing can be made, opened again or read from the"
+        " journal any more. `regen export`, `regen verify` and `regen status` work"
     )
 
 

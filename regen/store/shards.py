@@ -27,8 +27,9 @@ from regen.protocols import Plan, Storage, StoredObject
 from regen.records import Message, Observed, OutputRow, PlannedRow, Role
 from regen.rows import SCHEMA, to_table
 from regen.store.committed import CommittedRows
+from regen.store.files import JournalFiles
 from regen.store.layout import SHARDS, shard_key, shard_range
-from regen.store.parquet import ROW_GROUP_BYTES, RowsFile, content_digest, integers, texts, write_rows
+from regen.store.parquet import ROW_GROUP_BYTES, RowsFile, content_digest, damaged, integers, texts, write_rows
 
 VERSION = 1
 BATCH_BYTES = 256 * 2**20
@@ -61,9 +62,12 @@ def seal(
     """Write every shard that is not there yet, and return all that are there then; outgrown ones are removed.
 
     `complete_only`: leave out ranges with rows that are not done; otherwise such a row is a UserError, before anything
-    is written. `session` and `fingerprint` go into the `observed` column of rows that no worker made.
+    is written. `session` and `fingerprint` go into the `observed` column of rows that no worker made. Of a closed run
+    nothing is written: its shards are all there, or JournalDamaged names one.
     `progress(sealed, of)`. Raises JournalDamaged, StoreUnavailable, StoreRefused.
     """
+    if JournalFiles(storage).closed() is not None:
+        return [shard for shard, _ in _closed_shards(storage, plan, rows_per_shard)]
     sealer = _Sealer(storage, plan, rows_per_shard, session, fingerprint)
     shards = [sealer.described(limits) for limits in sealer.complete_ranges(complete_only)]
     unsealed = [shard for shard in shards if not sealer.is_sealed(shard)]
@@ -83,9 +87,14 @@ def committed(
 ) -> Iterator[pa.Table]:
     """Every row that has an outcome, in order of ordinals, in tables of about `ROW_GROUP_BYTES` at most.
 
-    Read from the shard where it is sealed as the journal has it, from the journal and the plan otherwise; rows that are
-    not done yet are not there. `columns` must hold `ordinal`. Raises JournalDamaged, StoreUnavailable, StoreRefused.
+    Read from the shard where it is sealed as the journal has it, from the journal and the plan otherwise; of a closed
+    run from the shards alone. Rows that are not done yet are not there. `columns` must hold `ordinal`.
+    Raises JournalDamaged, StoreUnavailable, StoreRefused.
     """
+    if JournalFiles(storage).closed() is not None:
+        for _, file in _closed_shards(storage, plan, rows_per_shard):
+            yield from file.groups(columns)
+        return
     sealer = _Sealer(storage, plan, rows_per_shard, session="", fingerprint="")
     complete = set(sealer.complete_ranges(complete_only=True))
     for limits in shard_ranges(plan.count, rows_per_shard):
@@ -169,6 +178,23 @@ def outgrown_shards(
     outgrown = outgrown_ranges(plan, rows_per_shard)
     found = ((stored, shard_range(stored.key)) for stored in storage.list(SHARDS)) if outgrown else ()
     return [stored for stored, limits in found if limits in outgrown and limits[0] in sealed_from]
+
+
+def _closed_shards(storage: Storage, plan: Plan, rows_per_shard: int) -> Iterator[tuple[Shard, RowsFile]]:
+    """Every shard of a run that has nothing else, each open until the next is asked for."""
+    for first, last in shard_ranges(plan.count, rows_per_shard):
+        key = shard_key(first, last)
+        where = f"{storage.url}/{key}"
+        try:
+            source = storage.open(key)
+        except KeyError:
+            raise damaged(where, "it is missing, and the run is closed: its rows were nowhere else") from None
+        with source:
+            file = RowsFile(source, where)
+            shard = Shard(key, first, last, file.rows, str(file.entry.get("digest")))
+            if file.entry != shard_entry(shard, plan) or file.rows != last - first + 1:
+                raise damaged(where, "its footer is not that of its range and plan")
+            yield shard, file
 
 
 class _Sealer:

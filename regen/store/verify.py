@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from regen.errors import JournalDamaged
 from regen.protocols import Plan, Storage
 from regen.records import Status
+from regen.store.files import JournalFiles
 from regen.store.findings import Code, Finding, Findings
 from regen.store.layout import JOURNAL, SHARDS, journal_number, shard_range
 from regen.store.shards import shard_ranges
+from regen.store.verify_closed import ClosedCheck
 from regen.store.verify_journal import JournalCheck
 from regen.store.verify_plan import PlanIds, check_plan
 from regen.store.verify_shards import ShardCheck
@@ -71,9 +74,9 @@ def verify(
     findings = Findings()
     _check_names(storage, findings)
     ids = check_plan(plan, findings)
-    journal = JournalCheck(storage, ids, plan.stages, findings)
+    journal = (ClosedCheck if _is_closed(storage) else JournalCheck)(storage, ids, plan.stages, findings)
     journal.run(tell)
-    shards = ShardCheck(storage, plan, journal.done, ids.settled, journal.winners, findings)
+    shards = ShardCheck(storage, plan, journal, ids.settled, findings)
     shards.run(rows_per_shard, tell)
     by_source, missing = _outcomes(plan.count, ids, journal)
     return Verification(
@@ -90,6 +93,14 @@ def verify(
         reopened=len(journal.reopened()),
         findings=findings.all(),
     )
+
+
+def _is_closed(storage: Storage) -> bool:
+    """Whether the journal was closed; not if its last file cannot be read: that is found as damage."""
+    try:
+        return JournalFiles(storage).closed() is not None
+    except JournalDamaged:
+        return False
 
 
 def _check_names(storage: Storage, findings: Findings) -> None:

@@ -36,22 +36,25 @@ _STATUSES = tuple(Status)
 class JournalCheck:
     """`winners` and `status_of` tell, after `run`, what the readable files amount to."""
 
+    is_closed = False
+
     def __init__(self, storage: Storage, ids: PlanIds, stages: Sequence[PlanStage], findings: Findings) -> None:
-        self._files = JournalFiles(storage)
-        self._ids = ids
+        self.journal = JournalFiles(storage)
+        self.ids = ids
         self._sizes = [stage.rows for stage in stages]
         self._plan_rows = plan_rows = self._sizes[-1]
-        self._findings = findings
+        self.findings = findings
         self._statuses = array("b", [-1]) * plan_rows
         self._running = _Running()
         self.winners = Winners(plan_rows)
         self.done = OrdinalSet(plan_rows)
         self.files = 0
+        self.unreadable: set[str] = set()
 
     def run(self, progress: Callable[[str], None]) -> None:
-        for file in self._files.listed():
+        for file in self.journal.listed():
             for number in range(self._running.next_number, file.number):
-                self._findings.add(Code.JOURNAL_GAP, journal_key(number), "is missing")
+                self.findings.add(Code.JOURNAL_GAP, journal_key(number), "is missing")
                 self._running.lose_track()
             progress(file.key)
             self._check_file(file)
@@ -69,18 +72,18 @@ class JournalCheck:
     def _check_file(self, file: JournalFile) -> None:
         self._running.next_number = file.number + 1
         try:
-            data = self._files.read_bytes(file.number)
-            opened = RowsFile(data, self._files.where(file.number))
+            data = self.journal.read_bytes(file.number)
+            opened = RowsFile(data, self.journal.where(file.number))
             opened.check_bytes()
             self._check_content(file, opened)
         except JournalDamaged as error:
-            self._findings.add(Code.JOURNAL_DAMAGED, file.key, str(error))
+            self.findings.add(Code.JOURNAL_DAMAGED, file.key, str(error))
             self._running.lose_track()
         else:
             self._running.follow(opened.digest, len(data))
 
     def _check_content(self, file: JournalFile, opened: RowsFile) -> None:
-        footer, _ = self._files.decode_ids(file.number, opened)
+        footer, _ = self.journal.decode_ids(file.number, opened)
         self._check_chain(file, footer)
         self._check_fence(file.key, footer)
         for group in opened.groups():
@@ -89,24 +92,24 @@ class JournalCheck:
                 with naming_damage(opened.where):
                     rows = batch.to_pylist()
                 for values in rows:
-                    self._check_row(file, values)
+                    self.check_row(file, values)
         self._check_running(file.key, footer)
 
     def _check_chain(self, file: JournalFile, footer: Footer) -> None:
         running = self._running
         if running.last_digest is not None and footer.previous_digest != running.last_digest:
             before = journal_key(file.number - 1) if file.number else file.key
-            self._findings.add(Code.JOURNAL_ALTERED, before, f"is not what it was when {file.key} was written")
+            self.findings.add(Code.JOURNAL_ALTERED, before, f"is not what it was when {file.key} was written")
         if running.total_bytes is not None and footer.bytes_before != running.total_bytes:
             message = f"the files before it have {running.total_bytes} bytes, and had {footer.bytes_before}"
-            self._findings.add(Code.JOURNAL_ALTERED, file.key, message)
+            self.findings.add(Code.JOURNAL_ALTERED, file.key, message)
         if footer.plan_rows not in self._sizes:
             sizes = " and before ".join(map(str, reversed(self._sizes)))
             message = f"is of a plan of {footer.plan_rows} rows, and this plan has {sizes}"
-            self._findings.add(Code.JOURNAL_ALTERED, file.key, message)
+            self.findings.add(Code.JOURNAL_ALTERED, file.key, message)
         elif footer.plan_rows < running.plan_rows:
             message = f"is of a plan of {footer.plan_rows} rows, and a file before it of {running.plan_rows}"
-            self._findings.add(Code.JOURNAL_ALTERED, file.key, message)
+            self.findings.add(Code.JOURNAL_ALTERED, file.key, message)
         running.plan_rows = max(running.plan_rows, footer.plan_rows)
 
     def _check_fence(self, key: str, footer: Footer) -> None:
@@ -116,56 +119,56 @@ class JournalCheck:
         if running.has_all and (claim is None or claim.session != footer.session):
             holder = f"session {claim.session}" if claim else "nobody"
             message = f"is of session {footer.session} while {holder} held the run"
-            self._findings.add(Code.JOURNAL_FENCE, key, message)
+            self.findings.add(Code.JOURNAL_FENCE, key, message)
 
-    def _check_row(self, file: JournalFile, values: dict[str, Any]) -> None:
+    def check_row(self, file: JournalFile, values: dict[str, Any]) -> None:
         ordinal, status = values["ordinal"], values["status"]
         if not 0 <= ordinal < self._plan_rows:
             message = f"row {ordinal} is outside a plan of {self._plan_rows} rows"
-            self._findings.add(Code.ROW_OUTSIDE, file.key, message)
+            self.findings.add(Code.ROW_OUTSIDE, file.key, message)
         elif status not in _STATUSES:
-            self._findings.add(Code.ROW_STATUS, file.key, f"row {ordinal} has status {status!r}")
+            self.findings.add(Code.ROW_STATUS, file.key, f"row {ordinal} has status {status!r}")
         else:
             self._check_identity(file.key, values)
             self._note(file, ordinal, status, values)
 
     def _note(self, file: JournalFile, ordinal: int, status: str, values: dict[str, Any]) -> None:
-        with naming_damage(self._files.where(file.number)):
+        with naming_damage(self.journal.where(file.number)):
             counts = self.winners.note(ordinal, values["round"], file.number, values["digest"])
         if counts:
             self.done.add(ordinal)
             self._statuses[ordinal] = _STATUSES.index(Status(status))
         else:
             message = f"row {ordinal} has a result of round {values['round']} or higher already"
-            self._findings.add(Code.ROW_REPEATED, file.key, message)
+            self.findings.add(Code.ROW_REPEATED, file.key, message)
 
     def _check_identity(self, key: str, values: dict[str, Any]) -> None:
         ordinal = values["ordinal"]
         if determined_digest(values) != values["digest"]:
-            self._findings.add(Code.ROW_DIGEST, key, f"row {ordinal} is not what its digest was made from")
-        if ordinal >= self._ids.known:
+            self.findings.add(Code.ROW_DIGEST, key, f"row {ordinal} is not what its digest was made from")
+        if ordinal >= self.ids.known:
             return
-        if (settled := self._ids.outcome_of(ordinal)) is not None:
+        if (settled := self.ids.outcome_of(ordinal)) is not None:
             message = f"row {ordinal} is {settled.value} in the plan and has a result"
-            self._findings.add(Code.ROW_REFUSED, key, message)
-        found, planned = (values["row_id"], values["source"]), (self._ids.id_of(ordinal), self._ids.source_of(ordinal))
+            self.findings.add(Code.ROW_REFUSED, key, message)
+        found, planned = (values["row_id"], values["source"]), (self.ids.id_of(ordinal), self.ids.source_of(ordinal))
         if found != planned:
             message = f"row {ordinal} is {found[0]} of {found[1]!r}, and in the plan {planned[0]} of {planned[1]!r}"
-            self._findings.add(Code.ROW_ID, key, message)
+            self.findings.add(Code.ROW_ID, key, message)
 
     def _check_running(self, key: str, footer: Footer) -> None:
         running = self._running
         if running.has_all and footer.totals.done != len(self.done):
             message = f"counts {footer.totals.done} rows up to here, and there are {len(self.done)}"
-            self._findings.add(Code.JOURNAL_TOTALS, key, message)
+            self.findings.add(Code.JOURNAL_TOTALS, key, message)
         elif running.can_sum and footer.totals != running.totals:
             message = "its running totals are not those of the rows up to here"
-            self._findings.add(Code.JOURNAL_TOTALS, key, message)
+            self.findings.add(Code.JOURNAL_TOTALS, key, message)
         if running.has_all and footer.snapshot is not None:
             with naming_damage(key):
                 done = OrdinalSet.from_text(footer.plan_rows, footer.snapshot.done).grown(self._plan_rows)
             if done != self.done:
-                self._findings.add(Code.JOURNAL_SNAPSHOT, key, "its snapshot is not what is done up to here")
+                self.findings.add(Code.JOURNAL_SNAPSHOT, key, "its snapshot is not what is done up to here")
 
 
 class _Running:

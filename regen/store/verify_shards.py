@@ -14,19 +14,19 @@ from regen.store.findings import Code, Findings
 from regen.store.layout import SHARDS, shard_key, shard_range
 from regen.store.parquet import RowsFile, content_digest, damaged, integers, naming_damage, texts
 from regen.store.shards import Shard, outgrown_ranges, settled_table, shard_entry, shard_ranges
-from regen.store.verify_journal import BATCH_ROWS
-from regen.store.winners import Winners
+from regen.store.verify_journal import BATCH_ROWS, JournalCheck
 
 
 class ShardCheck:
-    """`done` and `winners` are the journal's, `settled` the plan's rows that are terminal from the start."""
+    """Compares with what `journal` has found; `settled` are the plan's rows that are terminal from the start."""
 
     def __init__(
-        self, storage: Storage, plan: Plan, done: OrdinalSet, settled: OrdinalSet, winners: Winners, findings: Findings
+        self, storage: Storage, plan: Plan, journal: JournalCheck, settled: OrdinalSet, findings: Findings
     ) -> None:
         self._storage = storage
         self._plan = plan
-        self._done, self._settled, self._winners = done, settled, winners
+        self._done, self._settled, self._winners = journal.done, settled, journal.winners
+        self._is_closed, self._unreadable = journal.is_closed, journal.unreadable
         self._findings = findings
         self.files = 0
         self.outdated = 0
@@ -42,15 +42,17 @@ class ShardCheck:
             progress(stored.key)
             self.files += 1
             if limits in planned:
-                self._check_file(stored.key, *limits)
                 planned.remove(limits)
+                if stored.key not in self._unreadable:
+                    self._check_file(stored.key, *limits)
             elif limits in outgrown:
                 self.outgrown += 1
                 self._check_file(stored.key, *limits)
             else:
                 message = f"is not one of the ranges of {rows_per_shard} rows that this run has"
                 self._findings.add(Code.SHARD_RANGE, stored.key, message)
-        if self.files and len(self._done | self._settled) == self._plan.count:
+        is_due = self.files and len(self._done | self._settled) == self._plan.count
+        if is_due or self._is_closed:
             for first, last in sorted(planned - self._of_the_newest_extension(rows_per_shard)):
                 self._findings.add(Code.SHARD_MISSING, shard_key(first, last), "is missing: seal again")
 

@@ -115,7 +115,7 @@ def test_only_sources_may_differ_and_of_known_ones_only_their_rows(tmp_path: Pat
     storage = made(make_spec(tmp_path, rows=3))
     objects = sorted(stored.key for stored in storage.list(""))
     path = str(grown(tmp_path, 5).sources[0].path)
-    refused = [
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"sampling": {"max_tokens": 50}}, r"sampling\.max_tokens: was 100, is 50"),
         ({"sources": [{"name": "else", "path": path}]}, r"'rows' is not in the spec"),
         ({"sources": [{"name": "rows", "path": path, "weight": 2}]}, r"sources\.rows\.weight: was 1.0, is 2.0"),
@@ -183,7 +183,7 @@ def test_a_run_that_was_killed_before_the_record_can_simply_be_resumed(
 def test_two_at_once_are_one_extension_and_a_clear_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = made(make_spec(tmp_path, rows=3))
     spec = grown(tmp_path, 5)
-    claim, depth = Journal.claim, []
+    claim, depth = Journal.claim, list[int]()
 
     def rival_first(journal: Journal, mine: Claim) -> None:
         if not depth:
