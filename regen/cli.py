@@ -559,7 +559,7 @@ def _print_look(seen: Look) -> None:
 
     console = _console()
     facts = [("run", f"{seen.name} in {seen.url}"), ("fingerprint", seen.fingerprint)]
-    extended = f", extended {seen.extensions} times" if seen.extensions else ""
+    extended = f", {seen.rows_added:,} of them added since" if seen.rows_added else ""
     facts.append(("planned", "not yet" if seen.planned is None else f"{seen.planned:,} rows{extended}"))
     if (holder := seen.holder) is not None:
         facts.append(("last session", f"{holder.state.value}: {holder.session} on {holder.host}"))

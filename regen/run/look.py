@@ -26,7 +26,7 @@ class Look:
     `reasons` are of rows without a good answer, by status and reason, the plan's refusals among them. `holder` is what
     the last session wrote of itself: a killed one still says that it is running, and its beat stands still. `reopened`
     rows are wanted once more; `retries_ended` were made again without an answer, and kept what they had. `decisions`
-    are the latest about speculation, as sentences with their time. `extensions`: how often the plan was extended;
+    are the latest about speculation, as sentences with their time. `rows_added`: by extensions of the plan;
     `closed_at`: when `regen clean --journal` closed the run, if it did.
     """
 
@@ -41,7 +41,7 @@ class Look:
     decisions: tuple[str, ...] = ()
     reopened: int = 0
     retries_ended: int = 0
-    extensions: int = 0
+    rows_added: int = 0
     closed_at: str | None = None
 
     @property
@@ -78,7 +78,7 @@ class Look:
             "drafts": acceptance.drafts,
             "speculation_decisions": list(self.decisions),
             "commits": self.commits,
-            "extensions": self.extensions,
+            "rows_added": self.rows_added,
             "closed_at": self.closed_at,
             "holder": asdict(self.holder) if self.holder else None,
         }
@@ -126,7 +126,7 @@ def look(storage: Storage) -> Look:
         reopened=len(replayed.reopened.pending),
         retries_ended=sum(len(record.rows) for record in replayed.records if isinstance(record, RetriesEnded)),
         decisions=_decisions(replayed.records),
-        extensions=len(summary.before),
+        rows_added=summary.rows - summary.stages[0].rows,
         closed_at=next((record.at for record in replayed.records if isinstance(record, RunClosed)), None),
     )
 
