@@ -68,6 +68,10 @@ def open_plan(storage: Storage) -> RunPlan:
         raise JournalDamaged(
             f"{storage.url} has no {PLAN_KEY}: it is no run folder, or planning never ended; `regen run` makes the plan"
         )
+    if summary.rows != sum(part.rows for part in summary.parts):
+        raise JournalDamaged(
+            f"{storage.url}/{summary.key} says {summary.rows} rows, and its parts have others together"
+        )
     require_parts(storage, summary)
     return RunPlan(storage, summary)
 

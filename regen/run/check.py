@@ -59,7 +59,7 @@ class Checked:
         files = f"{found.journal_files:,} journal files, {found.shards:,} of {found.shards_planned:,} shards"
         files += "" if found.shards == found.shards_planned else " (regen seal writes the others)"
         if found.shards_outdated:
-            files += f" ({found.shards_outdated:,} are older than a retry: regen seal writes them anew)"
+            files += f" ({found.shards_outdated:,} are older than a retry or repair: regen seal writes them anew)"
         if found.shards_outgrown:
             files += f" ({found.shards_outgrown:,} are from before an extension: regen seal replaces them)"
         if found.reopened:

@@ -94,7 +94,8 @@ def clean(storage: Storage, *, journal: bool, is_dry_run: bool, say: Say) -> Cle
     _remove(storage, leftovers, is_closed)
     if journal and not is_closed:
         say("verifying the whole run before its journal goes")
-        _close(storage, _require_complete(storage))
+        next_number = _last_number(storage) + 1
+        _close(storage, _require_complete(storage), next_number)
         deleted = list(_journal_files(storage, keep_from=_last_number(storage)))
         for one in deleted:
             storage.delete(one.key)
@@ -176,14 +177,15 @@ def _require_complete(storage: Storage) -> Verification:
     return found
 
 
-def _close(storage: Storage, found: Verification) -> None:
-    journal = _claimed(storage, expected_files=found.journal_files)
+def _close(storage: Storage, found: Verification, next_number: int) -> None:
+    """`next_number`: the journal's before it was verified."""
+    journal = _claimed(storage, next_number)
     now = _now()
-    closed = RunClosed(journal.session, found.planned, found.shards, now)
+    closed = RunClosed(journal.session, journal.next_number, found.planned, found.shards, now)
     journal.publish(SCHEMA.empty_table(), (closed, _released(journal.session)))
 
 
-def _claimed(storage: Storage, expected_files: int | None = None) -> Journal:
+def _claimed(storage: Storage, expected_number: int | None = None) -> Journal:
     claim_seen = refuse_if_held(storage, take_over=False)
     plan = open_plan(storage)
     session = new_session()
@@ -191,10 +193,10 @@ def _claimed(storage: Storage, expected_files: int | None = None) -> Journal:
     replayed = journal.replay(plan.settled())
     claim = replayed.newest_claim
     is_begun = claim is not None and replayed.released is None and claim.session != claim_seen
-    if is_begun or expected_files not in (None, replayed.next_number):
+    if is_begun or expected_number not in (None, replayed.next_number):
         raise RunHeld(f"{storage.url}: somebody has begun this run meanwhile; clean it when that has ended")
     journal.claim(Claim(session, socket.gethostname(), os.getpid(), os.getpid(), _now()))
-    if expected_files not in (None, journal.next_number - 1):
+    if expected_number not in (None, journal.next_number - 1):
         raise RunHeld(f"{storage.url}: somebody has written into this run meanwhile; clean it when that has ended")
     return journal
 

@@ -111,15 +111,28 @@ def with_sources(record: RunRecord, sources: Sequence[SourceSpec]) -> RunRecord:
 
 
 def record_as_begun(storage: Storage) -> RunRecord | None:
-    """What run.json itself says, None if there is none. Raises JournalDamaged when it cannot be read."""
-    try:
-        data = storage.read(layout.RUN)
-    except KeyError:
+    """What run.json itself says, None if there is none.
+
+    Raises JournalDamaged when it cannot be read, or is gone while the plan that was made after it is there.
+    """
+    data = _read(storage, layout.RUN)
+    if data is None and _read(storage, layout.PLAN) is not None:
+        data = _read(storage, layout.RUN)  # both may have been written a moment ago
+        if data is None:
+            raise JournalDamaged(f"{storage.url}/{layout.RUN} is missing, while {layout.PLAN} is there")
+    if data is None:
         return None
     try:
         return RunRecord.model_validate_json(data)
     except ValidationError as error:
         raise _not_understood(f"{storage.url}/{layout.RUN}", error) from error
+
+
+def _read(storage: Storage, key: str) -> bytes | None:
+    try:
+        return storage.read(key)
+    except KeyError:
+        return None
 
 
 def require_record(storage: Storage) -> RunRecord:

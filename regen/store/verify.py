@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from regen.errors import JournalDamaged
+from regen.errors import JournalDamaged, StoreRefused
 from regen.protocols import Plan, Storage
 from regen.records import Status
 from regen.store.files import JournalFiles
@@ -30,9 +30,9 @@ _MISSING_SHOWN = 20
 class Verification:
     """`outcomes` has every status; `by_source` only what occurs. `first_missing` are the first ordinals not done.
 
-    `shards_outdated` are whole, and older than a retry of some of their rows; `shards_outgrown`, not counted among
-    `shards`, are whole, and a part of the range that their rows are in since an extension. `reopened` rows are wanted
-    once more.
+    `shards_outdated` are older than a retry or a repair of some of their rows; `reopened` rows are wanted once more.
+    `shards_outgrown`, not counted among `shards`, are whole, and a part of the range that their rows are in since an
+    extension. `shards_faulty` are the keys of those that a repair writes anew.
     """
 
     planned: int
@@ -45,6 +45,7 @@ class Verification:
     shards_planned: int
     shards_outdated: int
     shards_outgrown: int
+    shards_faulty: frozenset[str]
     reopened: int
     findings: tuple[Finding, ...]
 
@@ -90,6 +91,7 @@ def verify(
         shards_planned=len(list(shard_ranges(plan.count, rows_per_shard))),
         shards_outdated=shards.outdated,
         shards_outgrown=shards.outgrown,
+        shards_faulty=frozenset(shards.faulty),
         reopened=len(journal.reopened()),
         findings=findings.all(),
     )
@@ -99,7 +101,7 @@ def _is_closed(storage: Storage) -> bool:
     """Whether the journal was closed; not if its last file cannot be read: that is found as damage."""
     try:
         return JournalFiles(storage).closed() is not None
-    except JournalDamaged:
+    except (JournalDamaged, StoreRefused):
         return False
 
 

@@ -25,6 +25,11 @@ class ClosedCheck(JournalCheck):
     """`JournalCheck` for such a run; `unreadable` are the keys of shards that are damaged, each found here."""
 
     is_closed = True
+    _reading = ""
+
+    def find(self, code: Code, number: int, message: str) -> None:
+        """Of the shard whose rows are being read."""
+        self.findings.add(code, self._reading, message)
 
     def run(self, progress: Callable[[str], None]) -> None:
         closing = list(self.journal.listed())[-1]
@@ -49,6 +54,7 @@ class ClosedCheck(JournalCheck):
             if shard_range(stored.key) is None:
                 continue
             progress(stored.key)
+            self._reading = stored.key
             shard = JournalFile(closing.number, stored.key, stored.size)
             try:
                 for group in self._made_rows(shard):

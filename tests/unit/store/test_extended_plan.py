@@ -246,7 +246,10 @@ def test_stages_are_those_of_a_plan_that_was_never_extended_too() -> None:
 def closed_run() -> MemoryStorage:
     storage = old_run()
     journal = opened(storage, "s9", OLD, PLAN.settled(), snapshot_every=100)
-    journal.publish(table_of(), [RunClosed("s9", OLD, 3, "then"), Released("s9", ReleaseReason.DRAINED, "then")])
+    journal.publish(
+        table_of(),
+        [RunClosed("s9", journal.next_number, OLD, 3, "then"), Released("s9", ReleaseReason.DRAINED, "then")],
+    )
     return storage
 
 
