@@ -6,7 +6,7 @@ whoever reads it: skipping a record could undo a decision that it carries. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -104,6 +104,39 @@ class RetriesEnded:
     kind: Literal["retries_ended"] = "retries_ended"
 
 
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True)
+class PlanExtended:
+    """The plan has `rows` more, and `plan_rows` with them; `digest` is the plan's from here on.
+
+    The rows, and the sources that they come from, are in the plan's own summary.
+    """
+
+    session: str
+    rows: int
+    plan_rows: int
+    digest: str
+    at: str
+    kind: Literal["plan_extended"] = "plan_extended"
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True)
+class RunClosed:
+    """Nothing is ever made for this run again: its rows, `rows` of them, are in its shards, which were verified.
+
+    It is in the last file of the journal, number `number`, together with a snapshot: the files before it do not count
+    any more, and may be deleted.
+    """
+
+    session: str
+    number: int
+    rows: int
+    shards: int
+    at: str
+    kind: Literal["run_closed"] = "run_closed"
+
+
 class DecidedBy(StrEnum):
     """Who decided about speculation."""
 
@@ -199,6 +232,8 @@ Record = (
     | RowAttempts
     | RowsReopened
     | RetriesEnded
+    | PlanExtended
+    | RunClosed
     | SpeculationConfigured
     | SpeculationDecided
     | ArmMeasured
@@ -248,18 +283,20 @@ class Voided:
     """Numbers of journal files that do not count. A few ranges: asking costs as many comparisons."""
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
-        self._ranges = [
-            range(first, last + 1)
-            for record in records
-            if isinstance(record, FilesVoided)
-            for first, last in record.numbers
-        ]
+        self._ranges = [numbers for record in records for numbers in _without_count(record)]
 
     def __contains__(self, number: int) -> bool:
         return any(number in numbers for numbers in self._ranges)
 
     def __bool__(self) -> bool:
         return bool(self._ranges)
+
+
+def _without_count(record: Record) -> Iterator[range]:
+    if isinstance(record, FilesVoided):
+        yield from (range(first, last + 1) for first, last in record.numbers)
+    elif isinstance(record, RunClosed):
+        yield range(record.number)
 
 
 def to_json(record: Record) -> dict[str, Any]:
