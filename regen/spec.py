@@ -190,6 +190,7 @@ class FakeFault(_Strict):
     kind: Literal[
         "die",
         "hang",
+        "freeze",
         "fail",
         "garbage",
         "refuse",
@@ -199,9 +200,14 @@ class FakeFault(_Strict):
         "counters_absent",
         "reject_drafts",
     ] = Field(
-        description="die: every request fails from then on. hang: no more tokens. fail: this attempt. refuse: for good."
+        description="die: every request fails from then on. hang: no more tokens. freeze: none"
+        " for any request, from then on. fail: this attempt. refuse: for good."
         " Only with speculation on: salad, an answer's tokens shuffled; and from then on for good, counters_absent and"
         " reject_drafts."
+    )
+    prompt_ids: list[int] = Field(
+        default_factory=list,
+        description="Only at prompts in which these ids stand in a row; not with faults that last.",
     )
     replica: int | None = Field(None, ge=0, description="Only in this replica slot.")
     after_requests: int = Field(0, ge=0, description="Not before the engine has had so many requests.")
