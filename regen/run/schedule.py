@@ -124,7 +124,7 @@ class Schedule:
         self._received: set[int] = set()
         self._failures = {row: count for row, count in (failures or {}).items() if row not in done}
         self._written_failures = dict(failures or {})
-        self._suspects = suspects or Suspects(frozenset())
+        self._suspects = Suspects(frozenset()) if suspects is None else suspects
         self._proven_rows = proven_rows
         self._queue: deque[int] = deque()
         self._cursor = 0

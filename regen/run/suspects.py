@@ -97,7 +97,8 @@ class Suspects:
             self._put_first([_Group(group.rows, group.slots, None) for group in (trial, *back) if group is not None])
             return Ruling()
         fresh = [row for row in rows if row not in self._members]
-        rulings = [self._split(group, slot, rows, death, unblamed) for group in (trial, *back) if group is not None]
+        known = [*reversed(back), *([trial] if trial is not None else [])]  # each is put before the last
+        rulings = [self._split(group, slot, rows, death, unblamed) for group in known]
         if fresh:
             rulings.append(self._suspect(slot, fresh, death, unblamed, is_alone=len(rows) == 1))
         self.is_changed = True
@@ -336,7 +337,7 @@ class Suspects:
     def _no_longer_awaited(self, slot: int, running: Collection[int]) -> tuple[int, ...]:
         """The slot is heard of again: rows that were on trial there stay suspects, others never were any."""
         released: list[int] = []
-        for group in self._take_awaited(slot):
+        for group in reversed(self._take_awaited(slot)):
             if group.slots:
                 group.awaited = None
                 self._put_first([group])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -45,7 +46,11 @@ class Fleet:
         self.seq += 1
         room = max(0, self.room - len(self.running[slot]))
         worker = WorkerId(slot, self.incarnation[slot])
-        given: dict[str, Any] = {"running": tuple(self.running[slot]), "awaiting": (), "finished": tuple(self.unsent[slot])}
+        given: dict[str, Any] = {
+            "running": tuple(self.running[slot]),
+            "awaiting": (),
+            "finished": tuple(self.unsent[slot]),
+        }
         given = {"failed": (), "free_slots": room, **given, **lists}
         orders = self.schedule.report(Report(worker=worker, seq=self.seq, **given), self.now)
         self.unsent[slot] = []
@@ -83,7 +88,7 @@ class Fleet:
 
     def run(self, killers: Collection[int], choose: Callable[[list[int]], int], may_restart: bool = False) -> None:
         """To the end: `choose` draws one of the things that can happen next; killers end their engine, some time."""
-        for step in range(40 * self.rows + 200):
+        for step in range(100 * self.rows + 500):
             if len(self.done) + len(self.condemned) == self.rows:
                 return
             if may_restart and step % 7 == 6 and choose([0, 1]):
@@ -101,19 +106,15 @@ class Fleet:
         raise AssertionError(f"not at its end: {len(self.done)} of {self.rows} done, {self.schedule.suspects} suspects")
 
 
-def choices(data: st.DataObject) -> Callable[[list[int]], int]:
-    return lambda options: options[0] if len(options) == 1 else data.draw(st.sampled_from(options))
-
-
 @settings(max_examples=300, deadline=None)
-@given(data=st.data(), rows=st.integers(1, 40), slots=st.integers(1, 3))
+@given(data=st.data(), rows=st.integers(1, 40), slots=st.integers(1, 3), seed=st.integers(0, 2**32))
 def test_whatever_dies_in_whatever_order_killers_are_condemned_and_nobody_else(
-    data: st.DataObject, rows: int, slots: int
+    data: st.DataObject, rows: int, slots: int, seed: int
 ) -> None:
     killers = data.draw(st.sets(st.integers(0, rows - 1), max_size=4))
     fleet = Fleet(rows, slots, room=rows)
     fleet.exchange(0)  # all of them are in one engine
-    fleet.run(killers, choices(data))
+    fleet.run(killers, random.Random(seed).choice)
     assert fleet.condemned.keys() == killers
     assert {row.attempts for row in fleet.condemned.values()} <= {2}
     assert fleet.deaths <= len(killers) * (math.ceil(math.log2(rows)) + 2) + 1
@@ -122,13 +123,13 @@ def test_whatever_dies_in_whatever_order_killers_are_condemned_and_nobody_else(
 
 
 @settings(max_examples=200, deadline=None)
-@given(data=st.data(), rows=st.integers(1, 30), slots=st.integers(1, 3))
+@given(data=st.data(), rows=st.integers(1, 30), slots=st.integers(1, 3), seed=st.integers(0, 2**32))
 def test_a_coordinator_that_dies_meanwhile_goes_on_telling_them_apart(
-    data: st.DataObject, rows: int, slots: int
+    data: st.DataObject, rows: int, slots: int, seed: int
 ) -> None:
     killers = data.draw(st.sets(st.integers(0, rows - 1), max_size=3))
     fleet = Fleet(rows, slots, room=data.draw(st.integers(2, 8)))
-    fleet.run(killers, choices(data), may_restart=True)
+    fleet.run(killers, random.Random(seed).choice, may_restart=True)
     assert fleet.condemned.keys() == killers
 
 
@@ -306,7 +307,7 @@ def test_a_silent_slot_that_comes_back_has_its_rows_and_nobody_is_suspected() ->
     assert fleet.schedule.suspects == 10
     assert fleet.exchange(1) == list(range(10, 20)), "its rows wait for it"
     fleet.running[0].remove(3)  # its answer was lost
-    assert fleet.exchange(0) == [3, 20]
+    assert fleet.exchange(0) == [3]
     assert fleet.schedule.suspects == 0
 
 
