@@ -59,6 +59,8 @@ class Fleet:
         leased = [grant.ordinal for grant in orders.grants]
         assert not set(leased) & (self.done | self.condemned.keys())
         self.running[slot] += leased
+        suspected = [row for row in leased if row in self.schedule._suspects]
+        assert not suspected or suspected == self.running[slot], "suspects run with nobody else"
         return leased
 
     def finish(self, slot: int, *ordinals: int) -> None:
@@ -294,9 +296,11 @@ def test_an_engine_that_was_told_to_leave_blames_nobody() -> None:
 def test_a_death_told_twice_counts_once_and_is_answered_alike() -> None:
     fleet = Fleet(8)
     fleet.exchange(0)
-    once = fleet.schedule.worker_gone(WorkerId(0, 0), DIED)
-    again = fleet.schedule.worker_gone(WorkerId(0, 0), DIED)
-    assert once.toll == again.toll == Toll(suspects=8)
+    assert fleet.die(0) == Toll(suspects=8)
+    fleet.exchange(0)
+    once = fleet.schedule.worker_gone(WorkerId(0, 1), DIED)
+    again = fleet.schedule.worker_gone(WorkerId(0, 1), DIED)
+    assert once.toll == again.toll == Toll(narrows=True, suspects=8)
 
 
 def test_a_silent_slot_that_comes_back_has_its_rows_and_nobody_is_suspected() -> None:
@@ -350,6 +354,55 @@ def test_a_session_for_other_rows_keeps_the_suspects_for_the_next() -> None:
     after = pilot.changed_suspects("s2")
     assert after is not None
     assert sorted(row for group in after.groups for row in group.rows) == [0, 1, 2, 3, 10, 11]
+
+
+def test_a_session_for_some_rows_leases_suspects_among_them_apart() -> None:
+    fleet = Fleet(20, room=4)
+    fleet.exchange(0)
+    fleet.die(0)
+    pilot = Schedule(OrdinalSet(20), 3, only=[0, 2, 3, 9], suspects=Suspects(frozenset({0, 1}), True))
+    assert fleet.record is not None
+    pilot.restore_suspects(fleet.record, "s2")
+    ordinary = pilot.report(Report(WorkerId(1, 0), 1, (), (), (), (), 8), 0)
+    assert [grant.ordinal for grant in ordinary.grants] == [9]
+    apart = pilot.report(Report(WorkerId(0, 0), 1, (), (), (), (), 8), 0)
+    assert [grant.ordinal for grant in apart.grants] == [2, 3]
+
+
+def test_a_second_solo_kill_on_the_same_slot_condemns_nobody_while_there_is_another_slot() -> None:
+    suspects = Suspects(frozenset({0, 1}), has_worked=True)
+    suspects.died(0, [5], DIED, unblamed=9)
+    suspects.listed(0, {5})  # as a restarted coordinator hears it
+    suspects.finished(0, 7)
+    assert suspects.died(0, [5], DIED, unblamed=9).condemned == ()
+
+
+def distrusting() -> Suspects:
+    """Slot 0 died of a row that slot 1 has finished."""
+    suspects = Suspects(frozenset({0, 1}), has_worked=True)
+    suspects.died(0, [5], DIED, unblamed=9)
+    suspects.finished(1, 5)
+    return suspects
+
+
+def test_deaths_of_a_slot_that_was_found_out_blame_nobody_in_this_session() -> None:
+    record = distrusting().record("s1")
+    for session, suspected in (("s1", 0), ("s2", 3)):
+        restored = Suspects(frozenset({0, 1}), has_worked=True)
+        restored.restore(record, session, lambda row: True)
+        restored.died(0, [1, 2, 3], DIED, unblamed=9)
+        assert len(restored) == suspected
+
+
+def test_a_slot_that_was_found_out_is_trusted_again_when_an_engine_of_it_has_proven_itself() -> None:
+    suspects = distrusting()
+    made = Schedule(OrdinalSet(40), 3, suspects=suspects, proven_rows=4)
+    rows = [grant.ordinal for grant in made.report(Report(WorkerId(0, 0), 1, (), (), (), (), 8), 0).grants]
+    for seq, finished in ((2, rows[:3]), (3, rows[3:4])):
+        assert suspects._distrusted == {0}
+        made.report(Report(WorkerId(0, 0), seq, tuple(rows[4:]), (), tuple(finished), (), 0), 0)
+    assert suspects._distrusted == set()
+    assert made.worker_gone(WorkerId(0, 0), DIED).toll == Toll(is_proven=True, suspects=4)
 
 
 def test_attempts_outlive_the_coordinator() -> None:
