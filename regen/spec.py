@@ -151,7 +151,9 @@ class _EngineCommon(_Strict):
         600, gt=0, description="Work assigned and no new token for so long: the row is given up, then the replica."
     )
     restarts: int = Field(
-        3, ge=0, description="How often each replica may be replaced. The last one's loss ends the run."
+        3,
+        ge=0,
+        description="How often each replica may be replaced until one has worked well. The last one's loss ends the run.",
     )
 
 
