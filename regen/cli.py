@@ -315,11 +315,16 @@ def status(
 def verify(
     run: Run,
     as_json: AsJson = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Take damaged journal files out of the count; seal damaged shards again.")
+    ] = False,
 ) -> None:
     """Check every count, id and digest offline; exit 1 with what is wrong."""
     from regen.run.check import check
     from regen.store.storage import open_storage
 
+    if repair:
+        raise typer.Exit(_repair(run, as_json))
     found = check(open_storage(run))
     if as_json:
         print(json.dumps(found.to_json(), indent=1))
@@ -329,6 +334,19 @@ def verify(
         print(found.summary())
     if not found.is_right:
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _repair(run: str, as_json: bool) -> ExitCode:
+    from regen.run.repair import repair
+    from regen.store.storage import open_storage
+
+    done = repair(open_storage(run))
+    if as_json:
+        print(json.dumps(done.to_json(), indent=1))
+    else:
+        for line in done.lines(run):
+            print(line)
+    return done.exit_code
 
 
 @app.command()

@@ -48,6 +48,8 @@ def open_plan(storage: Storage) -> RunPlan:
         raise JournalDamaged(
             f"{storage.url} has no {PLAN_KEY}: it is no run folder, or planning never ended; `regen run` makes the plan"
         )
+    if summary.rows != sum(part.rows for part in summary.parts):
+        raise JournalDamaged(f"{storage.url}/{PLAN_KEY} says {summary.rows} rows, and its parts have others together")
     sizes = {stored.key: stored.size for stored in storage.list(f"plan/{summary.session}/")}
     for part in summary.parts:
         if part.key not in sizes:

@@ -9,9 +9,11 @@ file. Costs: under 0.1 ms a row on one core, and rendering, which runs on `proce
 
 from __future__ import annotations
 
+import errno
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -36,12 +38,13 @@ from regen.data.selection import LeftOut
 from regen.data.sources import list_files, read_source
 from regen.data.target import Target
 from regen.data.text import DETAIL_CHARS, printable
-from regen.errors import JournalDamaged, RowRefused, SourceError
+from regen.errors import JournalDamaged, RowRefused, SourceError, StoreUnavailable
 from regen.protocols import Storage
 from regen.records import Refusal, Split, Stage
 from regen.spec import DecontaminateSpec, RunSpec, SourceSpec
 
 _EXAMPLE_CHARS = 300
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 PROMPT_TOO_LONG = "prompt_too_long"
 LONGER_THAN_CONTEXT = "longer_than_context"
 DUPLICATE = "duplicate"
@@ -62,7 +65,8 @@ def build_plan(
     """Plan every source and commit the plan under `storage`, or return the plan that is there already.
 
     `processes` is how many render prompts (1: this one). Raises SourceError, SpecError (the target's tokenizer or
-    template), JournalDamaged (a plan is there and unreadable), and what `storage` raises.
+    template), JournalDamaged (a plan is there and unreadable), StoreUnavailable (also where temporary files have no
+    room), and what `storage` raises.
     """
     if (existing := read_summary(storage)) is not None:
         return existing
@@ -75,7 +79,7 @@ def build_plan(
         target.eos_token_ids,
     )
     benchmarks = [_benchmark(part) for part in spec.rows.decontaminate]
-    with tempfile.TemporaryDirectory(prefix="regen-spool-") as folder, Renderer(setup, processes) as renderer:
+    with _room_for_temporaries(), _spool_folder() as folder, Renderer(setup, processes) as renderer:
         planner = _SourcePlanner(spec, renderer, benchmarks, progress or (lambda source, rows: None))
         spools = [
             planner.spool(source, Path(folder) / f"source-{number}.parquet")
@@ -83,6 +87,32 @@ def build_plan(
         ]
         summary = _written(spools, storage, session)
     return _committed(summary, storage)
+
+
+def _spool_folder() -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="regen-spool-")
+    except OSError as error:
+        raise _no_room(error) from error
+
+
+@contextmanager
+def _room_for_temporaries() -> Iterator[None]:
+    """Plans are collected in temporary files, which may be as large as the sources."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise _no_room(error) from error
+
+
+def _no_room(error: OSError) -> StoreUnavailable:
+    where = tempfile.tempdir or "the folder for temporary files"
+    return StoreUnavailable(
+        f"{where}: planning cannot write there: {error.strerror or error}; set TMPDIR to a place with room,"
+        " then the same command"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ class Checked:
         files = f"{found.journal_files:,} journal files, {found.shards:,} of {found.shards_planned:,} shards"
         files += "" if found.shards == found.shards_planned else " (regen seal writes the others)"
         if found.shards_outdated:
-            files += f" ({found.shards_outdated:,} are older than a retry: regen seal writes them anew)"
+            files += f" ({found.shards_outdated:,} are older than a retry or repair: regen seal writes them anew)"
         if found.reopened:
             files += f", {found.reopened:,} rows opened again and not made yet"
         return f"planned {found.planned:,} == {total:,} outcomes; {files}; every id, count and digest read again"

@@ -27,9 +27,15 @@ def refuse_if_held(storage: Storage, take_over: bool) -> str | None:
     replayed = replayed_run(storage)
     if replayed is None:
         return None
-    if not take_over and watch(storage, replayed, time.sleep, WATCH_SECONDS, machine_identity()) is Liveness.ALIVE:
-        raise held(read_holder(storage), replayed.newest_claim, storage.url, datetime.now(UTC))
+    if not take_over:
+        refuse_if_alive(storage, replayed)
     return replayed.newest_claim.session if replayed.newest_claim else None
+
+
+def refuse_if_alive(storage: Storage, replayed: Replayed) -> None:
+    """Raises RunHeld if somebody runs this folder: seen at once, or by watching it for `WATCH_SECONDS`."""
+    if watch(storage, replayed, time.sleep, WATCH_SECONDS, machine_identity()) is Liveness.ALIVE:
+        raise held(read_holder(storage), replayed.newest_claim, storage.url, datetime.now(UTC))
 
 
 def replayed_run(storage: Storage) -> Replayed | None:

@@ -82,10 +82,16 @@ def write_record(storage: Storage, record: RunRecord) -> bool:
 
 
 def read_record(storage: Storage) -> RunRecord | None:
-    """What the run was begun with, None if there is no run here. Raises JournalDamaged when it cannot be read."""
-    try:
-        data = storage.read(layout.RUN)
-    except KeyError:
+    """What the run was begun with, None if there is no run here.
+
+    Raises JournalDamaged when it cannot be read, or is gone while the plan that was made after it is there.
+    """
+    data = _read(storage, layout.RUN)
+    if data is None and _read(storage, layout.PLAN) is not None:
+        data = _read(storage, layout.RUN)  # both may have been written a moment ago
+        if data is None:
+            raise JournalDamaged(f"{storage.url}/{layout.RUN} is missing, while {layout.PLAN} is there")
+    if data is None:
         return None
     try:
         return RunRecord.model_validate_json(data)
@@ -95,6 +101,13 @@ def read_record(storage: Storage) -> RunRecord | None:
             f"{storage.url}/{layout.RUN} cannot be understood ({'.'.join(map(str, first['loc']))}: {first['msg']});"
             " it was altered, or written by another version of regen"
         ) from error
+
+
+def _read(storage: Storage, key: str) -> bytes | None:
+    try:
+        return storage.read(key)
+    except KeyError:
+        return None
 
 
 def require_record(storage: Storage) -> RunRecord:

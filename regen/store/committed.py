@@ -1,8 +1,8 @@
 """The rows of the journal that count, for readers: whatever state the run is in, also while it is being written.
 
 Guarantees: of every ordinal the row that `regen seal` would take, each once; what is published while it is read is left
-out as a whole. Costs one pass over the journal's id columns and 21 bytes a row of the plan; of the rows themselves, one
-row group is in memory at a time, and only the columns that are asked for are read.
+out as a whole, and so is what a repair has voided. Costs one pass over the journal's id columns and 21 bytes a row of
+the plan; of the rows themselves, one row group is in memory at a time, and only the columns that are asked for.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ class CommittedRows:
         self._files = JournalFiles(storage)
         self._row_bytes: dict[int, int] = {}
         self.winners = Winners(plan_rows)
-        for file in self._files.files():
+        files = self._files.files()
+        # The newest number of a journal without gaps is its length less one.
+        self.has_voided_files = bool(files) and files[-1].number >= len(files)
+        for file in files:
             self._row_bytes[file.number] = self._note(file.number)
         self._numbers = list(self._row_bytes)
 

@@ -215,6 +215,22 @@ class ArmMeasured:
     kind: Literal["arm_measured"] = "arm_measured"
 
 
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True)
+class FilesVoided:
+    """These journal files do not count, whatever lies under their names: their rows are not done by them.
+
+    `numbers` are ranges, both ends included, each with its reason. The file that carries this has a snapshot of what
+    the other files amount to, so that no reader needs a voided one.
+    """
+
+    session: str
+    numbers: tuple[tuple[int, int], ...]
+    reasons: tuple[str, ...]
+    at: str
+    kind: Literal["files_voided"] = "files_voided"
+
+
 Record = (
     Claim
     | Released
@@ -226,6 +242,7 @@ Record = (
     | SpeculationConfigured
     | SpeculationDecided
     | ArmMeasured
+    | FilesVoided
 )
 _ADAPTER: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 
@@ -269,6 +286,24 @@ class Standing:
         """For a snapshot: records that amount to this standing."""
         present = [record for record in (self.claim, self.released) if record is not None]
         return [to_json(record) for record in (*present, *self.records)]
+
+
+class Voided:
+    """Numbers of journal files that do not count. A few ranges: asking costs as many comparisons."""
+
+    def __init__(self, records: Iterable[Record] = ()) -> None:
+        self._ranges = [
+            range(first, last + 1)
+            for record in records
+            if isinstance(record, FilesVoided)
+            for first, last in record.numbers
+        ]
+
+    def __contains__(self, number: int) -> bool:
+        return any(number in numbers for numbers in self._ranges)
+
+    def __bool__(self) -> bool:
+        return bool(self._ranges)
 
 
 def to_json(record: Record) -> dict[str, Any]:

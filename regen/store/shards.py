@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import tempfile
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -73,6 +73,19 @@ def seal(
             if progress is not None:
                 progress(sealed, len(shards))
     return shards
+
+
+def seal_again(
+    storage: Storage, plan: Plan, rows_per_shard: int, keys: Collection[str], *, session: str, fingerprint: str
+) -> list[str]:
+    """Write these shards anew, whatever is there; those with rows that are not done are left. The keys of the written.
+
+    Raises JournalDamaged, StoreUnavailable, StoreRefused.
+    """
+    sealer = _Sealer(storage, plan, rows_per_shard, session, fingerprint)
+    shards = [sealer.described(shard_range) for shard_range in sealer.complete_ranges(complete_only=True)]
+    batches = sealer.batches([shard for shard in shards if shard.key in keys])
+    return [shard.key for batch in batches for shard in sealer.write_batch(batch)]
 
 
 def committed(
@@ -182,17 +195,25 @@ class _Sealer:
         return Shard(shard_key(first, last), first, last, len(ordinals), content_digest(ordinals, digests))
 
     def is_sealed(self, shard: Shard) -> bool:
-        """Whether it is there. One that cannot be read is not: it is derived, and made anew."""
+        """Whether it is there. One that cannot be read is not: it is derived, and made anew.
+
+        Once journal files were damaged, so may the shards have been: each is read in full then.
+        """
         try:
             with self._storage.open(shard.key) as source:
-                return RowsFile(source, shard.key).entry == shard_entry(shard, self._plan.digest)
+                file = RowsFile(source, f"{self._storage.url}/{shard.key}")
+                if file.entry != shard_entry(shard, self._plan.digest):
+                    return False
+                if self._rows.has_voided_files:
+                    file.check_bytes()
+                return True
         except (KeyError, JournalDamaged):
             return False
 
     def sealed_groups(self, shard: Shard, columns: Sequence[str] | None) -> Iterator[pa.Table]:
         """The rows of a shard that is there."""
         with self._storage.open(shard.key) as source:
-            yield from RowsFile(source, shard.key).groups(columns)
+            yield from RowsFile(source, f"{self._storage.url}/{shard.key}").groups(columns)
 
     def journal_groups(self, shard_range: Range, columns: Sequence[str] | None) -> Iterator[pa.Table]:
         """The rows of a range that are done, as a shard would hold them."""
@@ -242,15 +263,24 @@ class _Sealer:
 
     def _write(self, shard: Shard, groups: Iterator[pa.Table]) -> None:
         entry = shard_entry(shard, self._plan.digest)
-        with tempfile.TemporaryDirectory(prefix="regen-seal-") as folder:
+        with _temporary_folder() as folder:
             path = Path(folder, "shard.parquet")
             try:
                 write_rows(path, groups, entry)
             except OSError as error:
-                raise StoreUnavailable(
-                    f"{path}: cannot be written: {error}; set TMPDIR to a place with room"
-                ) from error
+                raise _no_room(path, error) from error
             self._storage.replace(shard.key, path)
+
+
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="regen-seal-")
+    except OSError as error:
+        raise _no_room("a temporary folder", error) from error
+
+
+def _no_room(what: object, error: OSError) -> StoreUnavailable:
+    return StoreUnavailable(f"{what}: cannot be written: {error}; set TMPDIR to a place with room")
 
 
 def in_row_groups(tables: Sequence[pa.Table], limit_bytes: int = ROW_GROUP_BYTES) -> Iterator[pa.Table]:

@@ -27,7 +27,8 @@ _MISSING_SHOWN = 20
 class Verification:
     """`outcomes` has every status; `by_source` only what occurs. `first_missing` are the first ordinals not done.
 
-    `shards_outdated` are whole, and older than a retry of some of their rows; `reopened` rows are wanted once more.
+    `shards_outdated` are older than a retry or a repair of some of their rows; `reopened` rows are wanted once more.
+    `shards_faulty` are the keys of those that a repair writes anew.
     """
 
     planned: int
@@ -39,6 +40,7 @@ class Verification:
     shards: int
     shards_planned: int
     shards_outdated: int
+    shards_faulty: frozenset[str]
     reopened: int
     findings: tuple[Finding, ...]
 
@@ -70,7 +72,8 @@ def verify(
     ids = check_plan(plan, findings)
     journal = JournalCheck(storage, ids, plan.count, findings)
     journal.run(tell)
-    shards = ShardCheck(storage, plan, journal.done, ids.settled, journal.winners, findings)
+    is_repaired = bool(journal.voided)
+    shards = ShardCheck(storage, plan, journal.done, ids.settled, journal.winners, findings, is_repaired)
     shards.run(rows_per_shard, tell)
     by_source, missing = _outcomes(plan.count, ids, journal)
     return Verification(
@@ -83,6 +86,7 @@ def verify(
         shards=shards.files,
         shards_planned=len(list(shard_ranges(plan.count, rows_per_shard))),
         shards_outdated=shards.outdated,
+        shards_faulty=frozenset(shards.faulty),
         reopened=len(journal.reopened()),
         findings=findings.all(),
     )
