@@ -153,7 +153,7 @@ class _EngineCommon(_Strict):
     restarts: int = Field(
         3,
         ge=0,
-        description="How often each replica may be replaced until one has worked well. The last one's loss ends the run.",
+        description="How often each replica may be replaced, good work apart. The last one's loss ends the run.",
     )
 
 
