@@ -54,7 +54,7 @@ class Session:
         self.running = asyncio.ensure_future(driver.run())
         if act is not None:
             await act(self)
-        await asyncio.wait((self.running,))
+        await asyncio.wait((self.running,), timeout=24 * 3600)
         return None if self.running.cancelled() else self.running.result()
 
     async def until(self, condition: Callable[[], object]) -> None:
@@ -139,6 +139,22 @@ def test_a_coordinator_that_dies_while_suspects_are_told_apart_goes_on_there(tmp
     assert failed(rows) == {33: "kills_engine"}
     assert_nobody_else_lost_anything(rows, 200)
     assert session.deaths <= 7
+
+
+def test_a_restarted_coordinator_hears_which_slots_are_lost(tmp_path: Path) -> None:
+    """Else a row that has killed on the only slot left would wait for another one for ever."""
+
+    async def act(session: Session) -> None:
+        await session.until_bisecting()
+        assert any("replica 1 is gone" in line and "no other engine" in line for line in session.said)
+        assert session.cluster.coordinator is not None
+        await session.cluster.coordinator.restart()
+
+    never_starts = {"kind": "die_at_start", "replica": 1, "lives": 1000}
+    faults = [never_starts, fault("die", "row 60.")]
+    session = Session(prepared(tmp_path, 80, faults, replicas=2, restarts=1))
+    session.run(act)
+    assert failed(session.rows()) == {60: "kills_engine"}
 
 
 def test_a_driver_that_dies_while_suspects_are_told_apart_is_continued_there(tmp_path: Path) -> None:
