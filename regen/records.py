@@ -443,6 +443,7 @@ class Command(StrEnum):
     WORK = "work"
     DRAIN = "drain"  # finish what runs, take nothing new
     REPLACE = "replace"  # finish what runs, take nothing new, leave when all is committed: another engine comes
+    DISMISS = "dismiss"  # drop all that is held and fail: what this engine makes is garbage, another one comes
     STOP = "stop"  # drop what runs and leave
 
 
@@ -546,7 +547,7 @@ class ExchangeReply:
     """`settled` ordinals need not be held any more; `resend` are finished rows that the coordinator does not have.
 
     `warmup` are rows to warm up with, only for a worker that asked for them (`wants_warmup`): they are not leased, and
-    nothing of them is kept. None: they cannot be had now.
+    nothing of them is kept. None: they cannot be had now. `why` goes with `DISMISS`.
     """
 
     command: Command
@@ -554,6 +555,7 @@ class ExchangeReply:
     resend: tuple[int, ...] = ()
     leases: tuple[Lease, ...] = ()
     warmup: tuple[PlannedRow, ...] | None = None
+    why: str = ""
 
 
 class Left(StrEnum):
@@ -617,7 +619,8 @@ class CoordinatorStatus:
 
     `left` are rows of the plan that are still to be made, for the first time or again.
     `incarnation` differs after every restart of the coordinator; `commits` counts journal files and never falls;
-    `hung` are slots whose process says nothing any more; `store_error` is set while the store is away.
+    `hung` are slots whose process says nothing any more; `dismissed` says of which engines the answers were garbage,
+    since this coordinator began; `store_error` is set while the store is away.
     `session_sampled_tokens` are what engines have sampled since they started: more than what was received of this
     session's rows where work was lost or dropped. `session_paced_tokens`, for rates, are those that were sampled for
     rows while this coordinator looked on.
@@ -642,3 +645,4 @@ class CoordinatorStatus:
     store_error: str | None = None
     error: RegenError | None = None
     left: int = 0
+    dismissed: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ from functools import partial
 import pyarrow as pa
 
 from regen import rows
-from regen.errors import EngineDied, EngineError, EngineStalled, EngineStartFailed, RowFailed
+from regen.errors import EngineDied, EngineError, EngineGarbage, EngineStalled, EngineStartFailed, RowFailed
 from regen.protocols import AnswerParser, ChatTemplate, Engine
 from regen.records import (
     Command,
@@ -241,6 +241,8 @@ class Worker:
         for lease in reply.leases:
             self._begin(lease)
         self._is_replaced = self._is_replaced or reply.command is Command.REPLACE
+        if reply.command is Command.DISMISS:
+            self._error = EngineGarbage(reply.why)
         if self._is_ready() and reply.command in _STATES:
             self._enter(_STATES[Command.REPLACE if self._is_replaced else reply.command])
         return reply.command is not Command.STOP

@@ -3,8 +3,8 @@
 Guarantees: `commit` returns only when its rows are durable and part of the sequence; a number is used once; as soon as
 another session has claimed the run, nothing of this one is published any more (Fenced). The first result of a row
 within its round counts, and no later one is ever written.
-Knows nothing of schedules or clocks. Blocking: call it from a thread, one call at a time; `totals`, `done` and
-`next_number` may be read from other threads. Costs one file per commit, and one copy of the bitmap.
+Knows nothing of schedules or clocks. Blocking: call it from a thread, one call at a time; `totals`, `done`,
+`next_round` and `next_number` may be read from other threads. Costs one file per commit, and one copy of the bitmap.
 
     journal = Journal(storage, session, plan.count)
     replayed = journal.replay(plan.settled())
@@ -35,7 +35,7 @@ from regen.store.files import JournalFile, JournalFiles
 from regen.store.footer import Footer, Snapshot
 from regen.store.layout import journal_key
 from regen.store.parquet import RowsFile, content_digest, encode_rows, integers, texts
-from regen.store.reopened import Reopened
+from regen.store.reopened import Reopened, next_round
 from regen.store.replay import Ledger, Replayed, Settled, count_settled, read_ledger, summed_up
 
 SNAPSHOT_EVERY = 32
@@ -107,6 +107,11 @@ class Journal:
     def reopened(self) -> Reopened:
         """Rows among those that are done that are wanted once more. Costs a pass over what was re-opened."""
         return self._known().reopened()
+
+    @property
+    def next_round(self) -> int:
+        """For rows that are opened again now: above every round so far."""
+        return next_round(self._known().standing.records)
 
     @property
     def next_number(self) -> int:
