@@ -32,6 +32,8 @@ class Stage(StrEnum):
     RENDER = "render"
     LENGTH = "length"
     GENERATE = "generate"
+    PARSE = "parse"  # the answer was made, and could not be read
+    WRITE = "write"  # the row was made, and no file takes it
 
 
 class Role(StrEnum):

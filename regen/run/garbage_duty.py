@@ -1,9 +1,9 @@
 """What follows when a replica's answers are garbage: it is dismissed, and which of its rows are made again. Pure.
 
 Guarantees: nothing is taken from a dismissed engine any more. A row that was made again says nothing of the replica
-that made it: one that is garbage everywhere is `degenerate`, and costs no second engine. It is made once more only if the
-engine that made it again is dismissed too. A coordinator that was restarted knows such rows from the journal, and looks
-at engines anew.
+that made it: one that is garbage everywhere is `degenerate`, and costs no second engine. It is made once more only if
+the engine that made it again is dismissed too. A coordinator that was restarted knows such rows from the journal, and
+looks at engines anew.
 """
 
 from __future__ import annotations

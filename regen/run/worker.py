@@ -38,6 +38,7 @@ from regen.records import (
     WarmupReport,
 )
 from regen.run.conversation import Regenerator
+from regen.run.failed_rows import storable_table
 from regen.run.setup import WorkerSetup
 from regen.run.stall import StallClock
 from regen.run.warmup import warm_up
@@ -333,7 +334,7 @@ class Worker:
         try:
             row = await regenerator.regenerate(lease, self._observed(self._info), partial(self._on_tokens, ordinal))
             self._unsent[ordinal] = await asyncio.get_running_loop().run_in_executor(
-                self._executor, rows.to_table, [row]
+                self._executor, storable_table, row
             )
             self._steps += [
                 GenerationSteps(ordinal, lease.round, seen.turn, seen.steps)
@@ -345,7 +346,9 @@ class Worker:
             self._failed.append(FailedAttempt(ordinal, failure.reason, failure.detail))
         except EngineDied as error:
             self._error = error
-        except Exception as error:  # a defect here must cost this row, visibly, and not the run
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a defect or a panic must cost this row an attempt, and not be tried for ever
             self._failed.append(FailedAttempt(ordinal, "internal_error", f"{type(error).__name__}: {error}"))
         finally:
             if self._tasks.get(ordinal) is asyncio.current_task():  # else dropped, and perhaps leased anew since
