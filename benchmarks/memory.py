@@ -158,6 +158,7 @@ class Watch:
             gc.collect()
             seconds = time.monotonic() - self._began_at
             self.points.append(Point(done, resident_mib(), pa.total_allocated_bytes() / 2**20, seconds))
+            print(f"  {done:,} rows: {self.points[-1].resident_mib:.1f} MiB", file=sys.stderr, flush=True)
 
 
 def resident_mib() -> float:
