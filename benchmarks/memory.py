@@ -6,7 +6,7 @@ is the real one, over the fake engine, and whoever it exchanges with settles eve
 row outlasts all others. Each runs in a process of its own. What is measured is resident memory, at each tenth of the
 rows, after a garbage collection.
 
-Costs about a minute for 100,000 rows on one core, planning included, and a few hundred megabytes of disk for a million.
+Costs some minutes on one core for a million rows, and a few hundred megabytes of disk.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from typing import Any
 import pyarrow as pa
 
 from regen import rows
+from regen.data.plan_rows import to_values
+from regen.data.plan_summary import PLAN_KEY, PlanSummary, SourceSummary
+from regen.data.plan_writer import PlanWriter
 from regen.data.template import load_template
 from regen.engines.fake import FakeEngine
 from regen.records import (
@@ -67,7 +70,7 @@ from tests.toy_target import build_toy_target
 RESULTS = Path(__file__).parent / "results" / "memory.json"
 REPLICAS, SLOTS = 4, 64
 TENTHS = 10
-LAST_ROW = 5
+LAST_ROW, LAST_PROMPT = 5, "the last row"
 # A process that is flat gains less than this between a fifth and all of its rows, whatever their number.
 FLAT_MIB = 48.0
 SAMPLING = Sampling(64, 0.6, 1.0, 0, 0.0, 0.0, 0.0, 1.0, (), (1,))
@@ -115,12 +118,24 @@ def in_a_process(name: str, count: int) -> list[Point]:
 
 
 def begun(folder: Path, count: int) -> WorkerSetup:
-    """A plan of so many rows over the toy target."""
+    """A run over the toy target with a plan of so many rows, which was written and not made: nothing was rendered."""
     source = folder / "rows.jsonl"
-    with source.open("w", encoding="utf-8") as file:
-        for number in range(count):
-            file.write(f'{{"prompt": "say {number}"}}\n')
-    return begin(spec_of(folder, source), StartOptions(processes=1), say=lambda text: None).worker_setup
+    source.write_text('{"prompt": "say something"}\n', encoding="utf-8")
+    made = begin(spec_of(folder, source), StartOptions(processes=1), say=lambda text: None)
+    with PlanWriter(made.storage, "large") as writer:
+        for ordinal in range(count):
+            writer.add(to_values(planned(ordinal)))
+        parts, digest = writer.finish()
+    one_source = SourceSummary("rows", count, count, {}, {}, 0, count, 0, ())
+    summary = PlanSummary("large", count, 0, digest, parts, (one_source,))
+    made.storage.replace(PLAN_KEY, summary.to_json())
+    return made.worker_setup
+
+
+def planned(ordinal: int) -> PlannedRow:
+    text = LAST_PROMPT if ordinal == LAST_ROW else f"say {ordinal}"
+    conversation = Conversation((Message(Role.USER, text), Message(Role.ASSISTANT, None)))
+    return PlannedRow(ordinal, f"{ordinal:032x}", "rows", f"rows.jsonl:{ordinal}", None, conversation, 40)
 
 
 def spec_of(folder: Path, source: Path) -> RunSpec:
@@ -282,9 +297,9 @@ class LateEngine(FakeEngine):
 
 
 async def _worked(setup: WorkerSetup, count: int) -> list[Point]:
-    engine = LateEngine(setup, "the last row")
+    engine = LateEngine(setup, LAST_PROMPT)
     watch = Watch(count - 1)
-    leases, done = _leases(setup, count), 0
+    leases, done = (Lease(planned(ordinal), 0, 1) for ordinal in range(count)), 0
 
     async def exchange(request: ExchangeRequest) -> ExchangeReply:
         nonlocal done
@@ -301,14 +316,6 @@ async def _worked(setup: WorkerSetup, count: int) -> list[Point]:
     template = load_template(setup.model_folder, target.trust_remote_code, target.template_kwargs, control_as_text=True)
     await Worker(setup, engine, template, exchange, lambda: build_parser(setup.answers, template)).run()
     return watch.points
-
-
-def _leases(setup: WorkerSetup, count: int) -> Iterator[Lease]:
-    for ordinal in range(count):
-        text = "the last row" if ordinal == LAST_ROW else f"say {ordinal}"
-        conversation = Conversation((Message(Role.USER, text), Message(Role.ASSISTANT, None)))
-        row = PlannedRow(ordinal, f"{ordinal:032x}", "rows", f"rows.jsonl:{ordinal}", None, conversation, 40)
-        yield Lease(row, 0, 1)
 
 
 # --- what was found --------------------------------------------------------------------------------------------------
