@@ -11,7 +11,8 @@ from functools import partial
 import pytest
 
 from regen.records import Label, WorkerId
-from regen.run.garbage import BREAKER_ROWS, LATEST_ROWS, MARGIN_ROWS, MOST_DOUBTFUL, Alarm, GarbageWatch
+from regen.run import garbage
+from regen.run.garbage import BREAKER_ROWS, LATEST_ROWS, MARGIN_ROWS, Alarm, GarbageWatch
 
 SICK = WorkerId(1, 0)
 
@@ -202,4 +203,12 @@ def test_memory_is_bounded_whatever_comes() -> None:
         watch.finished(WorkerId(0, 0), [(start + i, Label.LOOP if draw.random() < 0.05 else None) for i in range(100)])
         watch.finished(WorkerId(1, 0), [(start + i, None) for i in range(100)])
         assert watch.remembered < 1000
-    assert MOST_DOUBTFUL * 8 < 1_000_000
+
+
+def test_a_stretch_that_nothing_decides_about_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(garbage, "MOST_DOUBTFUL", 100)
+    watch = GarbageWatch(8)
+    watch.finished(WorkerId(0, 0), [(0, None)])
+    for ordinal in range(1, 1000):
+        assert watch.finished(WorkerId(1, 0), [(ordinal, Label.LOOP)]) is None, "nobody else has made anything"
+        assert watch.remembered <= 100 + 2 * MARGIN_ROWS

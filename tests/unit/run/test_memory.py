@@ -38,8 +38,8 @@ def test_a_schedule_with_one_row_that_takes_for_ever() -> None:
         running: list[int] = []
         while done < ROWS - 1:
             now, seq = now + 1.0, seq + 1
-            finished, failed = tuple(running[1:]), running[:1]
-            attempts = tuple(FailedAttempt(ordinal, "stalled", "") for ordinal in failed if seq % 2)
+            finished, failed = tuple(running[10:]), running[:10]  # these succeed in their second attempt
+            attempts = tuple(FailedAttempt(ordinal, "stalled", "") for ordinal in failed)
             schedule.report(Report(slow, seq + 1, (grant.ordinal,), (), (), (), 0), now)
             orders = schedule.report(Report(quick, seq, (), (), finished, attempts, AT_ONCE), now)
             schedule.tick(now)
