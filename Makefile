@@ -15,6 +15,7 @@ ENGINE ?= $(or $(firstword $(patsubst $(VENV)/.setup-%,%,$(wildcard $(VENV)/.set
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 MODEL := .models/smollm2
 PAIRS ?= 4
+ROWS ?= 1000000
 
 SETUP := $(VENV)/.setup-$(ENGINE)
 OTHER_SETUP := $(filter-out $(SETUP),$(wildcard $(VENV)/.setup-*))
@@ -23,7 +24,7 @@ QUIETLY := --quiet --quiet --disable-pip-version-check
 HAS_311 := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 
 .DELETE_ON_ERROR:
-.PHONY: help setup model demo check test test-fast bench bench-calibration clean
+.PHONY: help setup model demo check test test-fast bench bench-calibration bench-memory clean
 
 help:
 	@echo "make setup      virtual environment with regen and its engine (ENGINE=gpu for GPUs), once per pyproject.toml"
@@ -34,6 +35,7 @@ help:
 	@echo "make test-fast  unit and contract tests without engine and Ray: seconds"
 	@echo "make bench      output tokens per second against offline LLM.chat (PAIRS=$(PAIRS))"
 	@echo "make bench-calibration HEAD=folder PROMPTS=file   what calibration chooses, against each setting by itself"
+	@echo "make bench-memory   what coordinator and worker hold in memory over ROWS=$(ROWS) rows"
 	@echo "make clean      removes .venv, .models and caches; keeps runs/"
 
 # --- setup -----------------------------------------------------------------------------------------------------------
@@ -126,6 +128,9 @@ bench: $(SETUP) $(MODEL)/model.safetensors
 
 bench-calibration: $(SETUP) $(MODEL)/model.safetensors
 	$(BIN)/python benchmarks/calibration.py --model $(MODEL) --head $(HEAD) --prompts $(PROMPTS)
+
+bench-memory: $(SETUP)
+	$(BIN)/python -m benchmarks.memory --rows $(ROWS)
 
 clean:
 	rm -rf $(VENV) .models build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -17,6 +17,7 @@
     |   |-- EngineStartFailed    bounded restarts, then the run ends          exit 8
     |   |-- EngineDied                                                        exit 8
     |   |-- EngineStalled                                                     exit 8
+    |   |-- EngineGarbage                                                     exit 8
     |   `-- ServerUnavailable    a server of somebody else's does not answer   exit 8
     |-- SpeculationFailed    nobody: measured not to work, and the spec says `fail`  exit 11
     `-- RowError             only that row is concerned
@@ -134,6 +135,10 @@ class EngineDied(EngineError):
 
 class EngineStalled(EngineError):
     """Work was assigned and no token came for `engine.stall_timeout_seconds`."""
+
+
+class EngineGarbage(EngineError):
+    """Its answers are loops, walls or nothing where those of other replicas, or its own before, are not."""
 
 
 class ServerUnavailable(EngineError):

@@ -32,6 +32,8 @@ class Stage(StrEnum):
     RENDER = "render"
     LENGTH = "length"
     GENERATE = "generate"
+    PARSE = "parse"  # the answer was made, and could not be read
+    WRITE = "write"  # the row was made, and no file takes it
 
 
 class Role(StrEnum):
@@ -451,6 +453,7 @@ class Command(StrEnum):
     WORK = "work"
     DRAIN = "drain"  # finish what runs, take nothing new
     REPLACE = "replace"  # finish what runs, take nothing new, leave when all is committed: another engine comes
+    DISMISS = "dismiss"  # drop all that is held and fail: what this engine makes is garbage, another one comes
     STOP = "stop"  # drop what runs and leave
 
 
@@ -554,7 +557,7 @@ class ExchangeReply:
     """`settled` ordinals need not be held any more; `resend` are finished rows that the coordinator does not have.
 
     `warmup` are rows to warm up with, only for a worker that asked for them (`wants_warmup`): they are not leased, and
-    nothing of them is kept. None: they cannot be had now.
+    nothing of them is kept. None: they cannot be had now. `why` goes with `DISMISS`.
     """
 
     command: Command
@@ -562,6 +565,7 @@ class ExchangeReply:
     resend: tuple[int, ...] = ()
     leases: tuple[Lease, ...] = ()
     warmup: tuple[PlannedRow, ...] | None = None
+    why: str = ""
 
 
 class Left(StrEnum):
@@ -649,7 +653,8 @@ class CoordinatorStatus:
     `left` are rows of the plan that are still to be made, for the first time or again.
     `incarnation` differs after every restart of the coordinator; `commits` counts journal files and never falls;
     `hung` are slots whose process says nothing any more; `store_error` is set while the store is away.
-    `suspects` are rows that run apart because engines died with them (run/suspects.py).
+    `suspects` are rows that run apart because engines died with them (run/suspects.py); `dismissed` says of which
+    engines the answers were garbage, since this coordinator began.
     `session_sampled_tokens` are what engines have sampled since they started: more than what was received of this
     session's rows where work was lost or dropped. `session_paced_tokens`, for rates, are those that were sampled for
     rows while this coordinator looked on.
@@ -675,3 +680,4 @@ class CoordinatorStatus:
     error: RegenError | None = None
     left: int = 0
     suspects: int = 0
+    dismissed: tuple[str, ...] = ()

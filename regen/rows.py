@@ -190,6 +190,18 @@ def seen_generations(table: pa.Table) -> Iterator[SeenGeneration]:
             yield SeenGeneration(source, Status(status), tokens, _acceptance(values))
 
 
+def garbage_labels(table: pa.Table) -> Iterator[tuple[int, Label | None]]:
+    """Of every row with an answer, in order: its ordinal, and the first label that makes an answer of it none."""
+    labels = pc.struct_field(pc.list_flatten(table.column("generations")), "labels").to_pylist()
+    counts = pc.list_value_length(table.column("generations")).to_pylist()
+    answers = iter(labels)
+    ordinals: list[Any] = table.column("ordinal").to_pylist()  # never null
+    for ordinal, count in zip(ordinals, counts, strict=True):
+        said = [Label(label) for answer in islice(answers, count) for label in answer]
+        if count:
+            yield ordinal, next((label for label in said if label.is_degenerate), None)
+
+
 def _message_values(message: Message) -> dict[str, Any]:
     """What the source's own answer had called is no part of an output row."""
     return {

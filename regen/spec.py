@@ -622,6 +622,9 @@ class LimitsSpec(_Strict):
     failed_share: Share | None = Field(
         0.02, description="Stop early when more than this share of finished rows failed (after the first 200)."
     )
+    degenerate_share: Share | None = Field(
+        0.5, description="Stop early when more than this share of the latest rows is garbage (1000, at least 200)."
+    )
     attempts: int = Field(3, ge=1, description="How often a row is tried before it is failed.")
 
 

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from regen.data.sampling import effective_sampling, row_seed
 from regen.data.template_messages import template_messages
+from regen.data.text import DETAIL_CHARS, printable
 from regen.errors import RowRefused
 from regen.protocols import AnswerParser, ChatTemplate, Engine
 from regen.records import (
@@ -239,7 +240,7 @@ def _names(calls_text: str | None) -> str:
 
 def _refused(refusal: RowRefused, generations: list[Generation]) -> Outcome:
     status = Status.PARTIAL if generations else Status.REJECTED
-    return Outcome(status, Stage(refusal.stage), refusal.reason, refusal.detail)
+    return Outcome(status, Stage(refusal.stage), refusal.reason, printable(refusal.detail, DETAIL_CHARS))
 
 
 def _observed(turn: int, completion: Completion) -> ObservedGeneration:

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -50,6 +51,7 @@ from regen.records import (
     WorkerId,
 )
 from regen.run.failed_rows import failed_row
+from regen.run.garbage_duty import Dismissal, GarbageDuty
 from regen.run.limits import too_many_failed
 from regen.run.publisher import Patience, Publisher, ordinals
 from regen.run.restarts import PROVEN_FILLS
@@ -93,10 +95,14 @@ class _OpenRun:
     speculation: SpeculationControl
     totals_at_start: Totals
     is_restart: bool
-    reopened: Reopened
+    garbage: GarbageDuty
     pace: Pace = field(default_factory=Pace)
     warmup: tuple[PlannedRow, ...] | None = None
     _totals: tuple[int, Totals] | None = None
+
+    @property
+    def reopened(self) -> Reopened:
+        return self.publisher.reopened
 
     @property
     def totals(self) -> Totals:
@@ -145,20 +151,26 @@ class Coordinator:
             return ExchangeReply(Command.STOP)
         if (run := self._run) is None:
             return ExchangeReply(Command.WAIT)
+        if (why := run.garbage.why_dismissed(request.worker)) is not None:
+            return ExchangeReply(Command.DISMISS, why=why)
         table = rows.from_bytes(request.finished) if request.finished else None
+        outdated = _outdated(run.reopened, table)
+        if outdated and table is not None:
+            table = table.filter(pa.array([ordinal not in outdated for ordinal in ordinals(table)]))
         now = time.monotonic()
         orders = run.schedule.report(_report(request, table), now, self._may_lease(run))
         if orders.superseded:
             return ExchangeReply(Command.STOP)
         self._hear(run, request, now)
-        if table is not None:
-            self._take_in(run, request.worker.slot, table, orders.accepted)
-            self._steps += [seen for seen in request.steps if seen.ordinal in orders.accepted]
         self._exhausted.extend((exhausted, request.worker) for exhausted in orders.exhausted)
+        if table is not None:
+            self._steps += [seen for seen in request.steps if seen.ordinal in orders.accepted]
+            if (why := self._take_in(run, request.worker, table, orders.accepted)) is not None:
+                return ExchangeReply(Command.DISMISS, why=why)
         command = self._command(run, request.worker)
         leases = await self._leases(run, request.worker, orders.grants, command)
         warmup = await self._warmup_rows(run) if request.wants_warmup else None
-        return ExchangeReply(command, orders.settled, orders.resend, leases, warmup)
+        return ExchangeReply(command, (*orders.settled, *outdated), orders.resend, leases, warmup)
 
     async def assignment(self, slot: int) -> Assignment | None:
         """With what this slot's next engine is started; None while none is: before the replay, and in a drain."""
@@ -191,6 +203,7 @@ class Coordinator:
         farewell = run.schedule.worker_gone(worker, death if self._drain_until is None else None)
         self._exhausted.extend((exhausted, worker) for exhausted in farewell.exhausted)
         run.speculation.worker_gone(worker)
+        run.garbage.gone(worker)
         return farewell.toll
 
     async def slot_lost(self, slot: int) -> None:
@@ -246,14 +259,13 @@ class Coordinator:
         await self._patience(storage.sweep)
         reopened = await asyncio.to_thread(journal.reopened)
         schedule = self._schedule(journal, reopened, is_restart)
-        publisher = Publisher(journal, schedule, self._spec.checkpoint, self._patience, self._setup.session)
+        publisher = Publisher(journal, schedule, self._spec.checkpoint, self._patience, self._setup.session, reopened)
         if unwritten := self._unwritten(replayed):
             await publisher.write(unwritten)
         speculation = SpeculationControl(self._setup, replayed.records)
+        garbage = GarbageDuty(self._spec.engine.slots, plan.count, replayed.records)
         by_source = {source.name: source.rows for source in plan.summary.sources}
-        return _OpenRun(
-            plan, by_source, journal, schedule, publisher, speculation, journal.totals, is_restart, reopened
-        )
+        return _OpenRun(plan, by_source, journal, schedule, publisher, speculation, journal.totals, is_restart, garbage)
 
     def _schedule(self, journal: Journal, reopened: Reopened, is_restart: bool) -> Schedule:
         """A schedule that knows what earlier coordinators knew of rows that are not done."""
@@ -389,8 +401,10 @@ class Coordinator:
             self._begin_drain(now)
 
     def _look_for_failures(self, run: _OpenRun, now: float) -> None:
-        share = self._spec.limits.failed_share
-        if self._error is None and (error := too_many_failed(run.totals_at_start, run.totals, share)):
+        limits = self._spec.limits
+        error = too_many_failed(run.totals_at_start, run.totals, limits.failed_share)
+        error = error or run.garbage.too_much_garbage(limits.degenerate_share)
+        if self._error is None and error is not None:
             self._error = error
             self._begin_drain(now + BREAKER_DRAIN_SECONDS)
 
@@ -411,17 +425,32 @@ class Coordinator:
     def _sampled_tokens(self) -> int:
         return self._sampled_before + sum(stats.counters.output_tokens for stats in self._replicas.values())
 
-    def _take_in(self, run: _OpenRun, slot: int, table: pa.Table, accepted: frozenset[int]) -> None:
+    def _take_in(self, run: _OpenRun, worker: WorkerId, table: pa.Table, accepted: frozenset[int]) -> str | None:
+        """Accepted rows go on their way. Why the worker is dismissed, if they show that its answers are garbage."""
         kept = [index for index, ordinal in enumerate(ordinals(table)) if ordinal in accepted]
         kept = [index for index in kept if not self._is_fruitless(run, table, index)]
-        if kept:
-            table = table if len(kept) == table.num_rows else table.take(kept)
-            run.publisher.add(table)
-            self._session_rows += table.num_rows
-            self._session_output_tokens += _completion_tokens(table)
-            for seen in rows.seen_generations(table) if run.speculation.is_on else ():
-                if seen.status is not Status.DEGENERATE:  # a loop is easy to draft, and tells nothing
-                    run.speculation.generation(slot, seen.source, seen.prompt_tokens, seen.acceptance)
+        if not kept:
+            return None
+        table = table if len(kept) == table.num_rows else table.take(kept)
+        run.publisher.add(table)
+        self._session_rows += table.num_rows
+        self._session_output_tokens += _completion_tokens(table)
+        for seen in rows.seen_generations(table) if run.speculation.is_on else ():
+            if seen.status is not Status.DEGENERATE:  # a loop is easy to draft, and tells nothing
+                run.speculation.generation(worker.slot, seen.source, seen.prompt_tokens, seen.acceptance)
+        dismissal = run.garbage.finished(worker, rows.garbage_labels(table))
+        if dismissal is None:
+            return None
+        self._dismiss(run, dismissal)
+        return dismissal.why
+
+    def _dismiss(self, run: _OpenRun, dismissal: Dismissal) -> None:
+        """What the engine holds is dropped; what it has made lately is made again, and never committed if possible."""
+        run.schedule.dismiss(dismissal.worker)
+        withdrawn = run.publisher.withdraw(frozenset(dismissal.doubtful))
+        run.schedule.make_again(withdrawn)
+        if committed := sorted(set(dismissal.doubtful).difference(withdrawn)):
+            run.publisher.reopen(committed, run.plan.count, dismissal.asked)
 
     def _is_fruitless(self, run: _OpenRun, table: pa.Table, index: int) -> bool:
         """A retry that was refused has no answer: the row keeps the one that it has, and this is noted."""
@@ -529,6 +558,7 @@ class Coordinator:
             metrics_url=self._endpoint.url if self._endpoint else None,
             store_error=str(self._patience.error) if self._patience.error else None,
             error=self._error,
+            dismissed=run.garbage.dismissed if run else (),
         )
 
     async def _serve_metrics(self, run: _OpenRun) -> None:
@@ -590,6 +620,14 @@ class Coordinator:
             beat_at=_time_of_day(),
             state=state,
         )
+
+
+def _outdated(reopened: Reopened, table: pa.Table | None) -> frozenset[int]:
+    """Rows of a round before the one that is wanted: opened again while somebody else, too, had made them."""
+    if table is None:
+        return frozenset()
+    made = zip(ordinals(table), cast(list[int], table.column("round").to_pylist()), strict=True)
+    return frozenset(ordinal for ordinal, round_ in made if round_ < reopened.round_of(ordinal))
 
 
 def _report(request: ExchangeRequest, table: pa.Table | None) -> Report:

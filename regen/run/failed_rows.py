@@ -1,11 +1,27 @@
-"""What is written down for a row whose attempts are used up."""
+"""What is written down for a row that has no answer: its attempts are used up, or no file takes what was made."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pyarrow as pa
+
+from regen.data.text import DETAIL_CHARS, printable
 from regen.records import Observed, OutputRow, PlannedRow, Role, Stage, Status, WorkerId
+from regen.rows import to_table
 from regen.run.reading import effective_template_kwargs
 from regen.run.schedule import Exhausted
 from regen.run.setup import RunSetup
+
+UNSTORABLE = "unstorable"
+
+
+def storable_table(row: OutputRow) -> pa.Table:
+    """A finished row as a table in `rows.SCHEMA`: without its answers, and rejected, if it cannot be one with them."""
+    try:
+        return to_table([row])
+    except Exception as error:
+        return to_table([_unstorable(row, error)])
 
 
 def failed_row(planned: PlannedRow, exhausted: Exhausted, worker: WorkerId, setup: RunSetup, round_: int) -> OutputRow:
@@ -31,6 +47,22 @@ def failed_row(planned: PlannedRow, exhausted: Exhausted, worker: WorkerId, setu
         template_kwargs_json=effective_template_kwargs(setup, conversation),
         stage=Stage.GENERATE,
         reason=exhausted.reason,
-        detail=exhausted.detail,
+        detail=printable(exhausted.detail, DETAIL_CHARS),
         split=planned.split,
+    )
+
+
+def _unstorable(row: OutputRow, error: Exception) -> OutputRow:
+    """Only what was given is left of it."""
+    roles = [message.role for message in row.messages]
+    given = roles.index(Role.ASSISTANT) if Role.ASSISTANT in roles else len(roles)
+    return replace(
+        row,
+        status=Status.REJECTED,
+        stage=Stage.WRITE,
+        reason=UNSTORABLE,
+        detail=printable(f"{type(error).__name__}: {error}", DETAIL_CHARS),
+        messages=row.messages[:given],
+        generations=(),
+        observed=replace(row.observed, generations=()),
     )

@@ -10,18 +10,21 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TypeVar, cast
 
 import pyarrow as pa
 
 from regen import rows
 from regen.errors import StoreUnavailable
+from regen.ordinals import OrdinalSet
 from regen.run.schedule import Schedule
 from regen.spec import CheckpointSpec
-from regen.store.control import Record, RetriesEnded
+from regen.store.control import Record, RetriesEnded, RowsReopened
 from regen.store.journal import Journal
+from regen.store.reopened import LAST_ROUND, Reopened
 
 T = TypeVar("T")
 
@@ -87,6 +90,16 @@ class _Buffer:
         self.rows += table.num_rows
         self.size_bytes += table.nbytes
 
+    def withdraw(self, unwanted: Collection[int]) -> list[int]:
+        tables, self.tables, self.rows, self.size_bytes = self.tables, [], len(self.ended), 0
+        withdrawn: list[int] = []
+        for table in tables:
+            is_kept = [ordinal not in unwanted for ordinal in ordinals(table)]
+            withdrawn += [ordinal for ordinal in ordinals(table) if ordinal in unwanted]
+            if any(is_kept):
+                self.add(table if all(is_kept) else table.filter(pa.array(is_kept)))
+        return withdrawn
+
     def end(self, ended: tuple[int, int, str, str]) -> None:
         self.ended.append(ended)
         self.rows += 1
@@ -96,9 +109,17 @@ class Publisher:
     """Owns the journal from claim to end. Everything here happens on one event loop; the store is asked in threads."""
 
     def __init__(
-        self, journal: Journal, schedule: Schedule, checkpoint: CheckpointSpec, patience: Patience, session: str
+        self,
+        journal: Journal,
+        schedule: Schedule,
+        checkpoint: CheckpointSpec,
+        patience: Patience,
+        session: str,
+        reopened: Reopened,
     ) -> None:
+        """`reopened` is the journal's now; kept up to date from here on."""
         self.journal = journal
+        self.reopened = reopened
         self._session = session
         self._schedule = schedule
         self._checkpoint = checkpoint
@@ -107,6 +128,7 @@ class Publisher:
         self._publishing = _Buffer()
         self._records: list[Record] = []
         self._attached: list[Record] = []
+        self._reopening: list[int] = []
         self._publication: asyncio.Task[None] | None = None
         self._looked_at = time.monotonic()
         self.published_at = time.monotonic()
@@ -140,6 +162,24 @@ class Publisher:
         """Control records that go with the next publication, whenever it is due."""
         self._attached.extend(records)
 
+    def withdraw(self, unwanted: Collection[int]) -> list[int]:
+        """These rows are not to be committed, where there still is time: which of them there was time for."""
+        return self._buffer.withdraw(unwanted)
+
+    def reopen(self, wanted: Sequence[int], plan_rows: int, asked: str) -> bool:
+        """Rows that are committed, or about to be, are to be made again: written down, then given to the schedule.
+
+        False: there is no room for another round.
+        """
+        round_ = self.journal.next_round
+        if round_ > LAST_ROUND:
+            return False
+        rows_text = OrdinalSet(plan_rows, wanted).to_text()
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        self.note([RowsReopened(self._session, round_, rows_text, len(wanted), {}, asked, at)])
+        self._reopening += wanted
+        return True
+
     async def turn(self, now: float, at_once: bool) -> None:
         """Take in a publication that has ended, begin one that is due. `at_once`: whatever is there."""
         if self._publication is not None and self._publication.done():
@@ -171,6 +211,7 @@ class Publisher:
     async def _publish(self) -> None:
         self._publishing, self._buffer = self._buffer, _Buffer()
         records, self._records = self._records, []
+        reopening, self._reopening = self._reopening, []
         if records or self._publishing.rows:
             records, self._attached = [*records, *self._attached], []
         if ended := self._publishing.ended:
@@ -179,12 +220,18 @@ class Publisher:
             table = pa.concat_tables([rows.SCHEMA.empty_table(), *self._publishing.tables])
             await self._commit(table, records)
             self._schedule.committed([*ordinals(table), *(ordinal for ordinal, *_ in ended)])
+            await self._reopened(reopening)
             if self._publishing.rows:
                 self.published_at = time.monotonic()
         else:
             await self._patience(self.journal.check_fence)
         self._publishing = _Buffer()
         self._looked_at = time.monotonic()
+
+    async def _reopened(self, wanted: Sequence[int]) -> None:
+        if wanted:
+            self.reopened = await asyncio.to_thread(self.journal.reopened)
+            self._schedule.reopen(wanted)
 
     async def _commit(self, table: pa.Table, records: Sequence[Record]) -> None:
         prepared = await asyncio.to_thread(self.journal.prepare, table, records)

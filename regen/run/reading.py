@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from regen.data.retokenise import survives_as_text
+from regen.data.text import DETAIL_CHARS, printable
+from regen.errors import RowRefused
 from regen.protocols import Answer, AnswerParser, ChatTemplate, ParsedAnswer, ToolCall
 from regen.records import (
     Completion,
@@ -23,6 +25,7 @@ from regen.records import (
     Origin,
     Role,
     Sampling,
+    Stage,
 )
 from regen.run.labels import Made, labels_of
 from regen.run.setup import RunSetup, WorkerSetup
@@ -30,6 +33,7 @@ from regen.run.tool_results import calls_json, ids_of
 
 # Where a template opens a thought, it is the last thing in the prompt.
 PROMPT_TAIL_TOKENS = 32
+ANSWER_UNREADABLE = "answer_unreadable"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -49,7 +53,26 @@ class Reader:
         conversation: Conversation,
         history: Sequence[Message],
     ) -> Generation:
-        """`history` is what stood before this answer. Calls are kept of a good turn only."""
+        """`history` is what stood before this answer. Calls are kept of a good turn only.
+
+        Raises RowRefused when the answer cannot be read: the same one would come again, and so would the error.
+        """
+        try:
+            return self._turn(turn, request, completion, conversation, history)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic inside a tokenizer's or parser's Rust code is not an Exception
+            detail = printable(f"turn {turn}: {type(error).__name__}: {error}", DETAIL_CHARS)
+            raise RowRefused(Stage.PARSE, ANSWER_UNREADABLE, detail) from error
+
+    def _turn(
+        self,
+        turn: int,
+        request: GenerationRequest,
+        completion: Completion,
+        conversation: Conversation,
+        history: Sequence[Message],
+    ) -> Generation:
         text = self._template.decode(completion.token_ids)
         parsed = self._parsed(text, request, completion, conversation)
         labels = self._labels(completion, parsed, history)

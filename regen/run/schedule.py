@@ -250,6 +250,28 @@ class Schedule:
         view.running = [ordinal for ordinal in view.running if ordinal not in ordinals]
         self._let_go(worker.slot, ordinals)
 
+    def dismiss(self, worker: WorkerId) -> None:
+        """Nothing of this engine is wanted: what it holds goes back. Until it has left it counts as silent."""
+        view = self._views.get(worker.slot)
+        if view is not None and view.incarnation == worker.incarnation:
+            view.running = []  # whatever ends it now, these rows are not to blame
+            self._requeue(self._suspects.left(worker.slot))
+            self._let_go(worker.slot, set(view.held))
+
+    def make_again(self, ordinals: Iterable[int]) -> None:
+        """Rows that were received, and will not be committed."""
+        for ordinal in ordinals:
+            self._received.discard(ordinal)
+            self._requeue((ordinal,))
+
+    def reopen(self, ordinals: Iterable[int]) -> None:
+        """Rows that are committed and wanted once more, by this session."""
+        for ordinal in ordinals:
+            if self._committed.discard(ordinal):
+                if self._only_left is not None:
+                    self._only_left.add(ordinal)
+                self._requeue((ordinal,))
+
     def tick(self, now: float) -> tuple[int, ...]:
         """Take rows from slots that were silent too long; which slots those are."""
         silent = tuple(slot for slot, view in self._views.items() if view.held and now - view.seen_at > SILENT_SECONDS)

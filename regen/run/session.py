@@ -136,6 +136,7 @@ def _session(last: CoordinatorStatus) -> dict[str, Any]:
         "sampled_tokens": last.session_sampled_tokens,
         "first_generation_at": first,
         "last_generation_at": latest,
+        "dismissed_engines": list(last.dismissed),
         "acceptance": [dict(cell) for cell in last.speculation.cells],
     }
 

@@ -20,7 +20,7 @@ from functools import partial
 import pyarrow as pa
 
 from regen import rows
-from regen.errors import EngineDied, EngineError, EngineStalled, EngineStartFailed, RowFailed
+from regen.errors import EngineDied, EngineError, EngineGarbage, EngineStalled, EngineStartFailed, RowFailed
 from regen.protocols import AnswerParser, ChatTemplate, Engine
 from regen.records import (
     Command,
@@ -38,6 +38,7 @@ from regen.records import (
     WarmupReport,
 )
 from regen.run.conversation import Regenerator
+from regen.run.failed_rows import storable_table
 from regen.run.setup import WorkerSetup
 from regen.run.stall import StallClock
 from regen.run.warmup import warm_up
@@ -242,6 +243,8 @@ class Worker:
         for lease in reply.leases:
             self._begin(lease)
         self._is_replaced = self._is_replaced or reply.command is Command.REPLACE
+        if reply.command is Command.DISMISS:
+            self._error = EngineGarbage(reply.why)
         if self._is_ready() and reply.command in _STATES:
             self._enter(_STATES[Command.REPLACE if self._is_replaced else reply.command])
         return reply.command is not Command.STOP
@@ -332,7 +335,7 @@ class Worker:
         try:
             row = await regenerator.regenerate(lease, self._observed(self._info), partial(self._on_tokens, ordinal))
             self._unsent[ordinal] = await asyncio.get_running_loop().run_in_executor(
-                self._executor, rows.to_table, [row]
+                self._executor, storable_table, row
             )
             self._steps += [
                 GenerationSteps(ordinal, lease.round, seen.turn, seen.steps)
@@ -345,7 +348,9 @@ class Worker:
         except EngineDied as error:
             # The row stays listed: of what was in work the engine may have died.
             self._error, is_over = self._error or error, False
-        except Exception as error:  # a defect here must cost this row, visibly, and not the run
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a defect or a panic must cost this row an attempt, and not be tried for ever
             self._failed.append(FailedAttempt(ordinal, "internal_error", f"{type(error).__name__}: {error}"))
         finally:
             is_own = self._tasks.get(ordinal) is asyncio.current_task()  # else dropped, and perhaps leased anew since

@@ -3,8 +3,9 @@
 Guarantees: `commit` returns only when its rows are durable and part of the sequence; a number is used once; as soon as
 another session has claimed the run, nothing of this one is published any more (Fenced). The first result of a row
 within its round counts, and no later one is ever written.
-Knows nothing of schedules or clocks. Blocking: call it from a thread, one call at a time; `totals`, `done` and
-`next_number` may be read from other threads. Costs one file per commit, and one copy of the bitmap.
+Knows nothing of schedules or clocks. Blocking: call it from a thread, one call at a time; `totals`, `done`,
+`next_round` and `next_number` may be read from other threads. Costs one file per commit, and one copy of the bitmap;
+the first row that is made again, one pass over ids of older files, and then 4 bytes a row of the plan.
 
     journal = Journal(storage, session, plan.count)
     replayed = journal.replay(plan.settled())
@@ -16,6 +17,7 @@ Knows nothing of schedules or clocks. Blocking: call it from a thread, one call 
 from __future__ import annotations
 
 import uuid
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -35,7 +37,7 @@ from regen.store.files import JournalFile, JournalFiles
 from regen.store.footer import Footer, Snapshot
 from regen.store.layout import journal_key
 from regen.store.parquet import RowsFile, content_digest, damaged, encode_rows, integers, texts
-from regen.store.reopened import Reopened
+from regen.store.reopened import Reopened, next_round
 from regen.store.replay import Ledger, Replayed, Settled, count_settled, read_ledger, refuse_closed, summed_up
 
 SNAPSHOT_EVERY = 32
@@ -46,13 +48,15 @@ _VANISHED = "it is gone, and was there: somebody has removed or emptied the fold
 class Prepared:
     """A file that is built and not yet known to be published.
 
-    `repeated` are ordinals that were in the table and left out, because their round has a result already.
+    `repeated` are ordinals that were in the table and left out, because their round has a result already; `replaced`
+    are those whose older result these rows take the place of.
     """
 
     number: int
     data: bytes
     rows: int
     repeated: tuple[int, ...]
+    replaced: tuple[int, ...] = field(repr=False)
     after: Ledger = field(repr=False)
 
 
@@ -80,6 +84,8 @@ class Journal:
         self._settled = OrdinalSet(plan_rows)
         self._settled_totals = Totals()
         self._pending: Prepared | None = None
+        # Of each row that is re-opened, in which file its older result is, else -1: found once, not at each commit.
+        self._places = array("i")
         self._is_claimed = False
         self._fenced: Fenced | None = None
 
@@ -118,6 +124,11 @@ class Journal:
     def records(self) -> tuple[Record, ...]:
         """Control records that still matter, in order: all but claims and releases."""
         return self._known().standing.records
+
+    @property
+    def next_round(self) -> int:
+        """For rows that are opened again now: above every round so far."""
+        return next_round(self.records)
 
     @property
     def next_number(self) -> int:
@@ -192,6 +203,8 @@ class Journal:
         if not self._put(prepared):
             raise self._fence(self._taker(prepared.number))
         self._ledger, self._pending = prepared.after, None
+        for ordinal in prepared.replaced:
+            self._places[ordinal] = -1
         return Published(prepared.number, prepared.rows, len(prepared.data), prepared.repeated)
 
     def publish(self, table: pa.Table, records: Sequence[Record] = ()) -> Published:
@@ -261,7 +274,8 @@ class Journal:
         data = encode_rows(table, footers.to_json(footer))
         after.total_bytes += len(data)
         after.last_digest = RowsFile(data, "what was just built").digest
-        return Prepared(before.next_number, data, len(table), repeated, after)
+        replaced = tuple(ordinal for ordinal in integers(table, "ordinal") if before.round_of(ordinal) >= 0)
+        return Prepared(before.next_number, data, len(table), repeated, replaced, after)
 
     def _footer(self, before: Ledger, after: Ledger, table: pa.Table, records: tuple[Record, ...]) -> Footer:
         ordinals = integers(table, "ordinal")
@@ -287,24 +301,47 @@ class Journal:
     def _totals_without(self, table: pa.Table) -> Totals:
         """The totals without the rows that these ones, of a higher round, take the place of."""
         ledger = self._known()
-        voided = Voided(ledger.standing.records)
-        wanted = {ordinal: ledger.round_of(ordinal) for ordinal in integers(table, "ordinal")}
-        wanted = {ordinal: round_ for ordinal, round_ in wanted.items() if round_ >= 0}
         left = ledger.totals
+        for number, replaced in self._where_they_are(integers(table, "ordinal")).items():
+            ids = self._files.read_table(number, ("ordinal", "round"))
+            pairs = zip(integers(ids, "ordinal"), integers(ids, "round"), strict=True)
+            rows = [
+                row
+                for row, (ordinal, round_) in enumerate(pairs)
+                if ordinal in replaced and ledger.round_of(ordinal) == round_
+            ]
+            older = self._files.read_table(number, totals.COLUMNS).take(rows)
+            left = totals.minus(left, totals.count(older))
+        return left
+
+    def _where_they_are(self, ordinals: Sequence[int]) -> dict[int, set[int]]:
+        """By file, those of these rows whose result that counts is in it."""
+        ledger = self._known()
+        places: dict[int, set[int]] = {}
+        for ordinal in ordinals:
+            if ledger.round_of(ordinal) >= 0:
+                if not self._places or self._places[ordinal] < 0:
+                    self._find_reopened(ordinal)
+                places.setdefault(self._places[ordinal], set()).add(ordinal)
+        return places
+
+    def _find_reopened(self, also: int) -> None:
+        """Where the results of all re-opened rows are, and of this one: one pass over the files, the newest first."""
+        ledger = self._known()
+        self._places = self._places or array("i", [-1]) * self._plan_rows
+        wanted = OrdinalSet(self._plan_rows, (row for row in ledger.reopened().pending if self._places[row] < 0))
+        wanted.add(also)
+        voided = Voided(self.records)
         for number in reversed(range(ledger.next_number)):
-            if not wanted:
-                break
+            if not len(wanted):
+                return
             if number in voided:
                 continue
             ids = self._files.read_table(number, ("ordinal", "round"))
-            pairs = zip(integers(ids, "ordinal"), integers(ids, "round"), strict=True)
-            rows = [row for row, (ordinal, round_) in enumerate(pairs) if wanted.get(ordinal) == round_]
-            if rows:
-                replaced = self._files.read_table(number, ("ordinal", *totals.COLUMNS)).take(rows)
-                left = totals.minus(left, totals.count(replaced))
-                for ordinal in integers(replaced, "ordinal"):
-                    del wanted[ordinal]
-        return left
+            for ordinal, round_ in zip(integers(ids, "ordinal"), integers(ids, "round"), strict=True):
+                if ordinal in wanted and ledger.round_of(ordinal) == round_:
+                    wanted.discard(ordinal)
+                    self._places[ordinal] = number
 
     def _put(self, prepared: Prepared) -> bool:
         if self._storage.create(journal_key(prepared.number), prepared.data):

@@ -7,19 +7,33 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from regen.data.plan import open_plan
 from regen.errors import RunHeld, SpecError
-from regen.records import CoordinatorStatus, Phase, Status
+from regen.records import (
+    CoordinatorStatus,
+    EngineCounters,
+    ExchangeReply,
+    ExchangeRequest,
+    Phase,
+    ReplicaState,
+    ReplicaStats,
+    Status,
+    WorkerId,
+)
+from regen.rows import to_bytes
 from regen.run.check import check
+from regen.run.coordinator import Coordinator
 from regen.run.export import ExportOptions, export
 from regen.run.local import LocalCluster
 from regen.run.look import look
 from regen.run.retry import Retry, retry
 from regen.run.session import seal_run, standing
-from regen.run.start import StartOptions, resume
+from regen.run.start import Begun, StartOptions, resume
 from regen.store.choosing import Wanted
+from regen.store.files import JournalFiles
 from regen.store.local import LocalStorage
 from regen.store.replay import replay
 from tests import virtual_time
@@ -247,3 +261,39 @@ def change_engine(storage: LocalStorage, changes: dict[str, Any]) -> None:
     record = json.loads(path.read_text())
     record["spec"]["engine"].update(changes)
     path.write_text(json.dumps(record))
+
+
+def test_a_late_result_of_the_round_before_is_told_to_go_and_the_row_is_made(tmp_path: Path) -> None:
+    storage = first_run(tmp_path)
+    older = replay_tables(storage)
+    rows = older.select(["ordinal", "status"]).to_pylist()
+    cut = [place for place, row in enumerate(rows) if row["status"] == "truncated"]
+    ordinal = rows[cut[0]]["ordinal"]
+    assert retry(storage, TRUNCATED, {"max_tokens": 100}).rows == len(cut)
+    begun = resume(storage.url, StartOptions(processes=1), say=lambda text: None)
+
+    async def told() -> tuple[ExchangeReply, ExchangeReply]:
+        coordinator = Coordinator(begun.worker_setup.run)
+        while (await coordinator.status()).phase is not Phase.RUNNING:
+            await asyncio.sleep(0.02)
+        late = older.take(cut[:1])
+        first = await coordinator.exchange(exchange_of(begun, 1, to_bytes(late), free_slots=0))
+        second = await coordinator.exchange(exchange_of(begun, 2, b"", free_slots=30))
+        await coordinator.close()
+        return first, second
+
+    first, second = asyncio.run(told())
+    assert first.settled == (ordinal,)
+    assert (ordinal, 1) in [(lease.row.ordinal, lease.round) for lease in second.leases]
+
+
+def replay_tables(storage: LocalStorage) -> pa.Table:
+    """All rows of the journal."""
+    files = JournalFiles(storage)
+    return pa.concat_tables([files.read_table(file.number) for file in files.files()])
+
+
+def exchange_of(begun: Begun, seq: int, finished: bytes, free_slots: int) -> ExchangeRequest:
+    stats = ReplicaStats(ReplicaState.RUNNING, 8, 0, 0.0, EngineCounters(), arm="off")
+    session = begun.worker_setup.run.session
+    return ExchangeRequest(WorkerId(0, 0), session, seq, (), (), finished, (), free_slots, stats)

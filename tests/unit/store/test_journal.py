@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from regen.errors import Fenced, JournalDamaged, StoreRefused, StoreUnavailable
+from regen.ordinals import OrdinalSet
 from regen.protocols import Storage
 from regen.records import Acceptance, Status
-from regen.rows import from_table, to_table
+from regen.rows import SCHEMA, from_table, to_table
 from regen.store import footer as footers
 from regen.store.control import (
     Claim,
@@ -21,6 +23,7 @@ from regen.store.control import (
     Released,
     ReleaseReason,
     RowAttempts,
+    RowsReopened,
     SoloKill,
     Standing,
     SuspectGroup,
@@ -28,6 +31,7 @@ from regen.store.control import (
     from_json,
     to_json,
 )
+from regen.store.files import JournalFiles
 from regen.store.journal import Journal
 from regen.store.layout import journal_key, journal_number, shard_key, shard_range
 from regen.store.local import LocalStorage
@@ -128,6 +132,50 @@ def test_a_higher_round_takes_the_place_of_a_lower_one(storage: FaultyStorage) -
     assert journal.totals.by_status()[Status.DEGENERATE] == 1
     assert (journal.totals.done, journal.totals.output_tokens) == (2, 5 + 8)
     assert _replayed(storage).totals == journal.totals
+
+
+def _reopen(rows: Sequence[int], round_: int) -> RowsReopened:
+    return RowsReopened("s1", round_, OrdinalSet(100, rows).to_text(), len(rows), {}, "{}", "now")
+
+
+def test_rows_that_are_made_again_cost_one_pass_over_the_files_and_not_one_each(
+    storage: FaultyStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = opened(storage)
+    for ordinal in range(40):
+        journal.publish(table_of(ordinal, 99 - ordinal))
+    again = [*range(40), *range(60, 100)]
+    journal.publish(SCHEMA.empty_table(), (_reopen(again, 1),))
+    read: list[int] = []
+    real = JournalFiles.read_table
+
+    def read_table(files: JournalFiles, number: int, columns: Sequence[str] | None = None) -> pa.Table:
+        read.append(number)
+        return real(files, number, columns)
+
+    monkeypatch.setattr(JournalFiles, "read_table", read_table)
+    for ordinal in range(40):
+        journal.publish(table_of(ordinal, 99 - ordinal, round_=1))
+    assert len(read) <= 41 + 2 * 40
+    assert journal.totals == _replayed(storage).totals
+    assert journal.totals.done == 80
+
+
+def test_rows_that_are_opened_again_and_again_in_one_session_are_counted_once(storage: FaultyStorage) -> None:
+    journal = opened(storage)
+    journal.publish(table_of(*range(10)))
+    for round_ in range(1, 5):
+        wanted = range(round_, 10)
+        journal.publish(SCHEMA.empty_table(), (_reopen(wanted, round_),))
+        for ordinal in wanted:
+            tokens, status = 100 * round_ + ordinal, Status.DEGENERATE if ordinal % 2 else Status.OK
+            journal.publish(to_table([output_row(ordinal, round_=round_, tokens=tokens, status=status)]))
+        assert not len(journal.reopened().pending)
+    # Row 0 was never opened again, rows 1 to 3 last in rounds 1 to 3, all others in round 4.
+    last = [100 * min(4, ordinal) + ordinal if ordinal else 5 for ordinal in range(10)]
+    assert journal.totals.output_tokens == sum(last)
+    assert journal.totals.done == 10
+    assert journal.totals == _replayed(storage).totals
 
 
 def test_nothing_is_published_before_a_claim(storage: FaultyStorage) -> None:
