@@ -37,7 +37,7 @@ _MARK = "regen-write"
 _OWN = (
     layout.RUN,
     layout.PLAN,
-    "plan/",
+    layout.PLAN_PARTS,
     layout.JOURNAL,
     layout.SHARDS,
     layout.HOLDER,
