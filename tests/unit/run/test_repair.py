@@ -33,10 +33,10 @@ from regen.store.files import JournalFiles
 from regen.store.findings import Code
 from regen.store.holder import read_holder, write_holder
 from regen.store.layout import HOLDER, PLAN, RUN, journal_key, journal_number, shard_key
+from regen.store.local import LocalStorage
 from regen.store.parquet import RowsFile, integers
 from regen.store.repair import examine, void
 from regen.store.replay import Replayed, replay
-from regen.store.storage import LocalStorage
 from tests.memory_storage import MemoryStorage
 from tests.small_folders import AT, Folder, complete, planned, release, run_folder, session, table, winners
 from tests.unit.store.faulty_storage import FaultyStorage
