@@ -19,7 +19,7 @@ from regen.store.control import Claim, Record, Released, ReleaseReason, RowsReop
 from regen.store.holder import Holder, HolderState, write_holder
 from regen.store.journal import Journal
 from regen.store.layout import REPORT
-from regen.store.storage import LocalStorage
+from regen.store.local import LocalStorage
 from regen.store.winners import Winners
 from tests.memory_storage import MemoryStorage
 from tests.output_rows import observed, output_row

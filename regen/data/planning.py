@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 import pyarrow.parquet as pq
 
@@ -70,6 +70,45 @@ def build_plan(
     """
     if (existing := read_summary(storage)) is not None:
         return existing
+    with spooled(spec, target, processes, progress, NothingPlanned()) as spools:
+        summary = _written(spools, storage, session)
+    return _committed(summary, storage)
+
+
+class Earlier(Protocol):
+    """What a plan holds already that is extended."""
+
+    def takes(self, row_id: str) -> bool:
+        """Whether the row is new. Asked once for each row of the sources."""
+        ...
+
+    def prompt_tokens(self, source: str) -> int:
+        """The sum over the first prompts of this source's accepted rows."""
+        ...
+
+    def contents(self) -> Iterator[bytes]:
+        """The content digest of every accepted row; only asked for `rows.dedupe`."""
+        ...
+
+
+class NothingPlanned:
+    """The `Earlier` of a plan that is made from nothing."""
+
+    def takes(self, row_id: str) -> bool:
+        return True
+
+    def prompt_tokens(self, source: str) -> int:
+        return 0
+
+    def contents(self) -> Iterator[bytes]:
+        return iter(())
+
+
+@contextmanager
+def spooled(
+    spec: RunSpec, target: Target, processes: int, progress: Progress | None, earlier: Earlier
+) -> Iterator[list[Spool]]:
+    """The sources' new rows, each source in a temporary file that goes when the block ends."""
     spec = spec.model_copy(update={"target": with_reasoning(spec.target, target.profile, target.template_source)})
     setup = RenderSetup(
         target.folder,
@@ -80,13 +119,11 @@ def build_plan(
     )
     benchmarks = [_benchmark(part) for part in spec.rows.decontaminate]
     with _room_for_temporaries(), _spool_folder() as folder, Renderer(setup, processes) as renderer:
-        planner = _SourcePlanner(spec, renderer, benchmarks, progress or (lambda source, rows: None))
-        spools = [
+        planner = _SourcePlanner(spec, renderer, benchmarks, progress or (lambda source, rows: None), earlier)
+        yield [
             planner.spool(source, Path(folder) / f"source-{number}.parquet")
             for number, source in enumerate(spec.sources)
         ]
-        summary = _written(spools, storage, session)
-    return _committed(summary, storage)
 
 
 def _spool_folder() -> tempfile.TemporaryDirectory[str]:
@@ -116,7 +153,7 @@ def _no_room(error: OSError) -> StoreUnavailable:
 
 
 @dataclass(frozen=True, slots=True)
-class _Spool:
+class Spool:
     """One planned source on local disk, in its own order."""
 
     path: Path
@@ -132,14 +169,24 @@ class _Spool:
 class _SourcePlanner:
     """Plans one source after another; what it keeps between them is the content seen, for `rows.dedupe`."""
 
-    def __init__(self, spec: RunSpec, renderer: Renderer, benchmarks: Sequence[Benchmark], progress: Progress) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        renderer: Renderer,
+        benchmarks: Sequence[Benchmark],
+        progress: Progress,
+        earlier: Earlier,
+    ) -> None:
         self._spec = spec
+        self._earlier = earlier
         self._renderer = renderer
         self._benchmarks = benchmarks
         self._progress = progress
         self._seen = EqualRows()
+        for content in earlier.contents() if spec.rows.dedupe else ():
+            self._seen.count(content)
 
-    def spool(self, source: SourceSpec, path: Path) -> _Spool:
+    def spool(self, source: SourceSpec, path: Path) -> Spool:
         """Plan one source into a local file."""
         tally = _Tally(source.name)
         files = list_files(source)
@@ -152,15 +199,17 @@ class _SourcePlanner:
                 self._progress(source.name, tally.rows)
         file.close()
         self._progress(source.name, tally.rows)
-        return _Spool(path, tally.summary(files))
+        return Spool(path, tally.summary(files))
 
     def _judged(self, source: SourceSpec, drafting: Drafting) -> Iterator[Draft]:
         """Every draft with its first prompt's length, or refused; up to the first accepted row beyond the quota.
 
         That row and all after it are left out. What was rendered ahead changes nothing: decisions are taken in order.
         """
-        room = source.prompt_token_quota
-        for chunk, results in self._renderer.map(_chunks(drafting)):
+        quota = source.prompt_token_quota
+        room = None if quota is None else quota - self._earlier.prompt_tokens(source.name)
+        new = (draft for draft in drafting if self._earlier.takes(draft.row.row_id))
+        for chunk, results in self._renderer.map(_chunks(new)):
             rendered = iter(results)
             for drafted in chunk:
                 draft = self._decided(drafted, next(rendered)) if drafted.job is not None else drafted
@@ -296,12 +345,17 @@ def _example(location: str, detail: str) -> RejectedRow:
     return RejectedRow(shown, printable(detail, _EXAMPLE_CHARS))
 
 
-def _written(spools: list[_Spool], storage: Storage, session: str) -> PlanSummary:
-    """The sources interleaved into parts; nothing is committed yet."""
+def write_interleaved(spools: list[Spool], writer: PlanWriter) -> None:
+    """Hand over the rows of all sources, in the order of a plan."""
     streams = [spool.rows() for spool in spools]
+    for source in interleaved([spool.summary.rows for spool in spools]):
+        writer.add(next(streams[source]))
+
+
+def _written(spools: list[Spool], storage: Storage, session: str) -> PlanSummary:
+    """The sources interleaved into parts; nothing is committed yet."""
     with PlanWriter(storage, session) as writer:
-        for source in interleaved([spool.summary.rows for spool in spools]):
-            writer.add(next(streams[source]))
+        write_interleaved(spools, writer)
         parts, digest = writer.finish()
     return PlanSummary(
         session=session,

@@ -25,10 +25,11 @@ from regen.run.check import Checked, check
 from regen.run.held import refuse_if_alive
 from regen.run.record import RunRecord, require_record
 from regen.store.control import Claim
+from regen.store.files import JournalFiles
 from regen.store.findings import Code, Finding
 from regen.store.layout import journal_key
 from regen.store.repair import Examined, Fault, examine, void
-from regen.store.replay import summed_up
+from regen.store.replay import closed_error, summed_up
 from regen.store.shards import seal_again
 
 _RANGES_SHOWN = 20
@@ -88,6 +89,7 @@ class Repaired:
 
 def repair(storage: Storage) -> Repaired:
     """Raises SpecError (no run here), RunHeld, StoreError; JournalDamaged for what cannot be repaired, naming it."""
+    _refuse_closed(storage)
     found = _checked(storage)
     if not found.findings:
         return Repaired(None, (), found)
@@ -96,6 +98,21 @@ def repair(storage: Storage) -> Repaired:
     checked = check(storage) if examined is not None else found
     sealed = _sealed_again(storage, plan, record, checked)
     return Repaired(examined, sealed, check(storage) if sealed else checked)
+
+
+def _refuse_closed(storage: Storage) -> None:
+    """There is no journal to repair, and none to make a shard from."""
+    files = JournalFiles(storage)
+    numbers = [file.number for file in files.listed()]
+    try:
+        closed = files.closed()
+    except JournalDamaged as error:
+        if numbers == [0] or len(numbers) > 1:
+            return
+        # Voided, it would take all rows of a closed run with it.
+        raise _hopeless(storage, [f"{error}; it is the journal's only file, as it is in a closed run"]) from error
+    if closed is not None:
+        raise closed_error(storage.url, closed)
 
 
 def _sealed_again(storage: Storage, plan: Plan, record: RunRecord, checked: Checked) -> tuple[str, ...]:

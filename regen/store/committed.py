@@ -16,6 +16,7 @@ from regen.records import OutputRow
 from regen.rows import from_table
 from regen.store.files import JournalFiles
 from regen.store.parquet import integers, naming_damage, texts
+from regen.store.replay import refuse_closed
 from regen.store.winners import Winners
 
 
@@ -23,6 +24,7 @@ class CommittedRows:
     """The journal as it is when this is made. All methods raise JournalDamaged, StoreUnavailable, StoreRefused."""
 
     def __init__(self, storage: Storage, plan_rows: int) -> None:
+        """Raises UserError if the run is closed: its rows are in its shards alone."""
         self._files = JournalFiles(storage)
         self._row_bytes: dict[int, int] = {}
         self.winners = Winners(plan_rows)
@@ -70,6 +72,7 @@ class CommittedRows:
     def _note(self, number: int) -> int:
         """Take a file's rows into the winners; the bytes of its mean row."""
         footer, ids = self._files.read_ids(number)
+        refuse_closed(footer.records, self._files.storage.url)
         with naming_damage(self._files.where(number)):
             for ordinal, round_, digest in zip(
                 integers(ids, "ordinal"), integers(ids, "round"), texts(ids, "digest"), strict=True

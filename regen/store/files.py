@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from regen.protocols import Storage
 from regen.store import footer as footers
-from regen.store.control import Voided
+from regen.store.control import RunClosed, Voided
 from regen.store.footer import Footer
 from regen.store.layout import JOURNAL, journal_key, journal_number
 from regen.store.parquet import RowsFile, content_digest, damaged, integers, texts
@@ -47,7 +47,10 @@ class JournalFiles:
                 yield JournalFile(number, found.key, found.size)
 
     def files(self) -> list[JournalFile]:
-        """The sequence from number 0 on, without a gap but for voided ones. Reads the footers since the snapshot."""
+        """The sequence from number 0 on, without a gap but for voided ones; of a closed run the last file alone.
+
+        Reads the footers since the snapshot.
+        """
         listed = list(self.listed())
         footers = []
         for file in self.back(listed):
@@ -77,6 +80,12 @@ class JournalFiles:
     def _require(self, expected: int, file: JournalFile) -> None:
         if file.number != expected:
             raise damaged(self.where(expected), f"it is missing, while {file.key} is there")
+
+    def closed(self) -> RunClosed | None:
+        """What the last file says of the run's end; None if the run can go on."""
+        number = max((file.number for file in self.listed()), default=None)
+        records = () if number is None else self.read_footer(number).records
+        return next((record for record in records if isinstance(record, RunClosed)), None)
 
     def where(self, number: int) -> str:
         """How errors name this file."""

@@ -30,13 +30,13 @@ from regen.records import Totals
 from regen.rows import SCHEMA
 from regen.store import footer as footers
 from regen.store import totals
-from regen.store.control import Claim, Record, Voided
+from regen.store.control import Claim, Record, RunClosed, Voided
 from regen.store.files import JournalFile, JournalFiles
 from regen.store.footer import Footer, Snapshot
 from regen.store.layout import journal_key
 from regen.store.parquet import RowsFile, content_digest, damaged, encode_rows, integers, texts
 from regen.store.reopened import Reopened
-from regen.store.replay import Ledger, Replayed, Settled, count_settled, read_ledger, summed_up
+from regen.store.replay import Ledger, Replayed, Settled, count_settled, read_ledger, refuse_closed, summed_up
 
 SNAPSHOT_EVERY = 32
 _VANISHED = "it is gone, and was there: somebody has removed or emptied the folder while this session wrote to it"
@@ -96,6 +96,11 @@ class Journal:
         return summed_up(ledger, self._settled, self._settled_totals)
 
     @property
+    def session(self) -> str:
+        """Whose access this is."""
+        return self._session
+
+    @property
     def totals(self) -> Totals:
         """Of everything committed, settled rows of the plan included."""
         return totals.plus(self._known().totals, self._settled_totals)
@@ -110,6 +115,11 @@ class Journal:
         return self._known().reopened()
 
     @property
+    def records(self) -> tuple[Record, ...]:
+        """Control records that still matter, in order: all but claims and releases."""
+        return self._known().standing.records
+
+    @property
     def next_number(self) -> int:
         """The number of the next commit."""
         return self._known().next_number
@@ -120,12 +130,13 @@ class Journal:
         """Make the run this session's. May be called again after StoreUnavailable.
 
         Files that the previous holder has published since `replay` are read and counted: look at `done` afterwards.
-        Raises Fenced, naming who, when another claim came first.
+        Raises Fenced, naming who, when another claim came first; UserError if the run is closed.
         """
         if claim.session != self._session:
             raise ValueError(f"a claim of session {claim.session} in the journal of session {self._session}")
         if self._fenced is not None:
             raise self._fenced
+        refuse_closed(self._known().standing.records, self._storage.url)
         while not self._is_claimed:
             prepared = self._build(SCHEMA.empty_table(), (claim,), ())
             if self._put(prepared):
@@ -254,7 +265,8 @@ class Journal:
 
     def _footer(self, before: Ledger, after: Ledger, table: pa.Table, records: tuple[Record, ...]) -> Footer:
         ordinals = integers(table, "ordinal")
-        is_snapshot = after.next_number % self._snapshot_every == 0
+        is_closing = any(isinstance(record, RunClosed) for record in records)
+        is_snapshot = is_closing or after.next_number % self._snapshot_every == 0
         return Footer(
             number=before.next_number,
             session=self._session,

@@ -10,6 +10,7 @@ HOLDER = "holder.json"
 REPORT = "report.json"
 PILOT_PAGE = "pilot.html"
 PILOT = "pilot/"
+PLAN_PARTS = "plan/"
 JOURNAL = "journal/"
 SHARDS = "shards/"
 

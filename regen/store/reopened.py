@@ -45,7 +45,7 @@ def reopened(records: Iterable[Record], plan_rows: int, round_of: Callable[[int]
     for record in records:
         if isinstance(record, RowsReopened):
             rounds = rounds or array("b", [0]) * plan_rows
-            rows = OrdinalSet.from_text(plan_rows, record.rows)
+            rows = OrdinalSet.from_text(plan_rows, record.rows, may_be_shorter=True)  # the plan may have grown since
             sampling.append((rows, record.sampling))
             for ordinal in rows:
                 rounds[ordinal] = record.round

@@ -113,7 +113,7 @@ def void(storage: Storage, examined: Examined, claim: Claim, at: str) -> int:
 class _Examination:
     def __init__(self, storage: Storage, plan: Plan, progress: Callable[[str], None]) -> None:
         self._storage = storage
-        self._plan_rows = plan.count
+        self._plan_rows, self._stages = plan.count, plan.stages
         self._progress = progress
         self._files = JournalFiles(storage)
         self._listed = list(self._files.listed())
@@ -142,7 +142,7 @@ class _Examination:
     def _checked(self, ids: PlanIds) -> JournalCheck:
         """What the sound files amount to: checked anew, without those found faulty, until nothing more is found."""
         while True:
-            check = JournalCheck(self._storage, ids, self._plan_rows, Findings(), self._faults)
+            check = JournalCheck(self._storage, ids, self._stages, Findings(), self._faults)
             check.run(self._progress)
             self._altered |= check.altered
             found = {**check.faults, **self._missing(check)} or check.faults_by_comparison
@@ -203,7 +203,7 @@ class _Examination:
         for number in self._numbers():
             footer = self._readable_footer(number)
             is_open_ended = footer is None
-            if footer is None or footer.plan_rows != self._plan_rows:
+            if footer is None or footer.plan_rows > self._plan_rows:
                 continue
             promised = footer.totals.done
             if footer.snapshot is not None:
@@ -238,7 +238,7 @@ class _Examination:
 
 def _note_snapshot(known: array[int], snapshot: Snapshot) -> None:
     with suppress(ValueError):
-        for ordinal in OrdinalSet.from_text(len(known), snapshot.done):
+        for ordinal in OrdinalSet.from_text(len(known), snapshot.done, may_be_shorter=True):
             known[ordinal] = max(known[ordinal], snapshot.rounds.get(ordinal, 0))
 
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from regen.errors import JournalDamaged
+from regen.errors import JournalDamaged, UserError
 from regen.ordinals import OrdinalSet
 from regen.protocols import Storage
 from regen.records import Status, Totals
 from regen.store import totals
-from regen.store.control import Claim, Record, Released, Standing
+from regen.store.control import Claim, Record, Released, RunClosed, Standing
 from regen.store.files import JournalFile, JournalFiles, voided_by
 from regen.store.footer import Footer, Snapshot
 from regen.store.layout import journal_key
@@ -110,7 +110,7 @@ def read_ledger(files: JournalFiles, plan_rows: int) -> Ledger:
     for file, footer, ids in reversed(read):
         _check_place(files, listed, footer, plan_rows, bytes_before[file.number])
         if footer.snapshot is not None:
-            ledger = _from_snapshot(footer, footer.snapshot, file.size, files.where(file.number))
+            ledger = _from_snapshot(footer, footer.snapshot, plan_rows, file.size, files.where(file.number))
         else:
             ledger.add_file(footer, ids, file.size, files.where(file.number))
     if listed:
@@ -149,6 +149,22 @@ def summed_up(ledger: Ledger, settled: OrdinalSet, settled_totals: Totals) -> Re
     )
 
 
+def refuse_closed(records: Iterable[Record], url: str) -> None:
+    """Raises UserError if nothing can be made for this run any more."""
+    closed = next((record for record in records if isinstance(record, RunClosed)), None)
+    if closed is not None:
+        raise closed_error(url, closed)
+
+
+def closed_error(url: str, closed: RunClosed) -> UserError:
+    """For whatever needs the journal of a closed run."""
+    return UserError(
+        f"{url}: this run was closed at {closed.at} by `regen clean --journal`: its {closed.rows:,} rows are in"
+        f" {closed.shards:,} shards, its journal is deleted, and nothing can be made, opened again or read from the"
+        " journal any more. `regen export`, `regen verify` and `regen status` work"
+    )
+
+
 def _since_snapshot(files: JournalFiles, listed: list[JournalFile]) -> list[tuple[JournalFile, Footer, pa.Table]]:
     """The newest file first; the last one has a snapshot, or is the first of the journal."""
     read = []
@@ -172,11 +188,15 @@ def _check_place(
     files: JournalFiles, listed: list[JournalFile], footer: Footer, plan_rows: int, bytes_before: int
 ) -> None:
     where = files.where(footer.number)
-    if footer.plan_rows != plan_rows:
-        raise damaged(where, f"it is of a plan of {footer.plan_rows} rows, and this plan has {plan_rows}")
-    if footer.last is not None and footer.last >= plan_rows:
-        raise damaged(where, f"it holds a row {footer.last}, outside a plan of {plan_rows} rows")
-    if footer.bytes_before != bytes_before:
+    if footer.plan_rows > plan_rows:  # fewer: it was written before the plan was extended
+        raise damaged(
+            where,
+            f"it is of a plan of {footer.plan_rows} rows, and this plan has {plan_rows}: if the run was extended a"
+            " moment ago, the same command again sees all of it",
+        )
+    if footer.last is not None and footer.last >= footer.plan_rows:
+        raise damaged(where, f"it holds a row {footer.last}, outside a plan of {footer.plan_rows} rows")
+    if footer.bytes_before != bytes_before and not any(isinstance(record, RunClosed) for record in footer.records):
         for file in listed:
             if file.number < footer.number:
                 files.read_ids(file.number)  # names the damaged one, if that shows
@@ -187,9 +207,9 @@ def _check_place(
         )
 
 
-def _from_snapshot(footer: Footer, snapshot: Snapshot, size: int, where: str) -> Ledger:
+def _from_snapshot(footer: Footer, snapshot: Snapshot, plan_rows: int, size: int, where: str) -> Ledger:
     with naming_damage(where):
-        done = OrdinalSet.from_text(footer.plan_rows, snapshot.done)
+        done = OrdinalSet.from_text(footer.plan_rows, snapshot.done).grown(plan_rows)
     return Ledger(
         done=done,
         rounds=dict(snapshot.rounds),

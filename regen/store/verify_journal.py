@@ -8,7 +8,7 @@ one file.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from regen.errors import JournalDamaged, StoreRefused
 from regen.ordinals import OrdinalSet
 from regen.protocols import Storage
-from regen.records import Status, Totals
+from regen.records import PlanStage, Status, Totals
 from regen.rows import determined_digest
 from regen.store import totals
 from regen.store.control import FilesVoided, Record, Standing, Voided
@@ -52,16 +52,24 @@ class JournalCheck:
 
     `faults`, and `faults_by_comparison` with other files, have a sentence for each number that something is wrong with;
     `altered` are whole files in the place of others, `whole` all that were read to their end. `skip` are numbers that
-    are left out like voided ones.
+    are left out like voided ones. `unreadable` are keys of shards that were found damaged, of a closed run.
     """
 
+    is_closed = False
+
     def __init__(
-        self, storage: Storage, ids: PlanIds, plan_rows: int, findings: Findings, skip: Collection[int] = ()
+        self,
+        storage: Storage,
+        ids: PlanIds,
+        stages: Sequence[PlanStage],
+        findings: Findings,
+        skip: Collection[int] = (),
     ) -> None:
-        self._files = JournalFiles(storage)
-        self._ids = ids
-        self._plan_rows = plan_rows
-        self._findings = findings
+        self.journal = JournalFiles(storage)
+        self.ids = ids
+        self._sizes = [stage.rows for stage in stages]
+        self._plan_rows = plan_rows = self._sizes[-1]
+        self.findings = findings
         self._statuses = array("b", [-1]) * plan_rows
         self._running = _Running()
         self._skip = frozenset(skip)
@@ -71,14 +79,15 @@ class JournalCheck:
         self.winners = Winners(plan_rows)
         self.done = OrdinalSet(plan_rows)
         self.files = 0
+        self.unreadable: set[str] = set()
         self.missing: list[range] = []
         self.faults: dict[int, str] = {}
         self.faults_by_comparison: dict[int, str] = {}
         self.whole: list[JournalFile] = []
 
     def run(self, progress: Callable[[str], None]) -> None:
-        self.voided = Voided(_repairs(self._files))
-        for file in self._files.listed():
+        self.voided = Voided(_repairs(self.journal))
+        for file in self.journal.listed():
             self._check_gap(file.number)
             self._running.next_number = file.number + 1
             if self._is_left_out(file.number):
@@ -109,30 +118,30 @@ class JournalCheck:
             start += 1
         if start < number:
             more = "" if start + 1 == number else f", as are all up to {journal_key(number - 1)}"
-            self._findings.add(Code.JOURNAL_GAP, journal_key(start), f"is missing{more}")
+            self.findings.add(Code.JOURNAL_GAP, journal_key(start), f"is missing{more}")
             self.missing.append(range(start, number))
             self._running.lose_track()
 
-    def _find(self, code: Code, number: int, message: str) -> None:
-        self._findings.add(code, journal_key(number), message)
+    def find(self, code: Code, number: int, message: str) -> None:
+        self.findings.add(code, journal_key(number), message)
         faults = self.faults_by_comparison if code in _BY_COMPARISON else self.faults
         faults.setdefault(number, message)
 
     def _check_file(self, file: JournalFile) -> None:
         try:
-            data = self._files.read_bytes(file.number)
-            opened = RowsFile(data, self._files.where(file.number))
+            data = self.journal.read_bytes(file.number)
+            opened = RowsFile(data, self.journal.where(file.number))
             opened.check_bytes()
             self._check_content(file, opened)
         except JournalDamaged as error:
-            self._find(Code.JOURNAL_DAMAGED, file.number, what_is_wrong(error, self._files.where(file.number)))
+            self.find(Code.JOURNAL_DAMAGED, file.number, what_is_wrong(error, self.journal.where(file.number)))
             self._running.lose_track()
         else:
             self._running.follow(len(data))
             self.whole.append(file)
 
     def _check_content(self, file: JournalFile, opened: RowsFile) -> None:
-        footer, _ = self._files.decode_ids(file.number, opened)
+        footer, _ = self.journal.decode_ids(file.number, opened)
         self._running.take_up(footer)
         self._check_chain(file, footer, opened.digest)
         self._check_fence(file.number, footer)
@@ -142,7 +151,7 @@ class JournalCheck:
                 with naming_damage(opened.where):
                     rows = batch.to_pylist()
                 for values in rows:
-                    self._check_row(file, values)
+                    self.check_row(file, values)
         self._check_running(file.number, footer)
         self._running.take_over(footer)
 
@@ -151,23 +160,29 @@ class JournalCheck:
         self._links.append(_Link(file.number, digest, footer.previous_digest))
         if running.total_bytes is not None and footer.bytes_before != running.total_bytes:
             message = f"the files before it have {running.total_bytes} bytes, and had {footer.bytes_before}"
-            self._findings.add(Code.JOURNAL_ALTERED, file.key, message)
+            self.findings.add(Code.JOURNAL_ALTERED, file.key, message)
             self.faults_by_comparison.setdefault(file.number, message)
             running.total_bytes = None
-        if footer.plan_rows != self._plan_rows:
-            message = f"is of a plan of {footer.plan_rows} rows, and this plan has {self._plan_rows}"
-            self._find(Code.JOURNAL_ALTERED, file.number, message)
+        if footer.plan_rows not in self._sizes:
+            sizes = " and before ".join(map(str, reversed(self._sizes)))
+            message = f"is of a plan of {footer.plan_rows} rows, and this plan has {sizes}"
+            self.find(Code.JOURNAL_ALTERED, file.number, message)
+        elif footer.plan_rows < running.plan_rows:
+            message = f"is of a plan of {footer.plan_rows} rows, and a file before it of {running.plan_rows}"
+            self.find(Code.JOURNAL_ALTERED, file.number, message)
+        else:
+            running.plan_rows = footer.plan_rows
 
     def _check_links(self) -> None:
         """The newest first: what a file says of the one before it counts only if it is itself what it was."""
         if self._links and self._links[0].number == 0 and self._links[0].previous_digest:
-            self._find(Code.JOURNAL_ALTERED, 0, "says that a file was before it")
+            self.find(Code.JOURNAL_ALTERED, 0, "says that a file was before it")
         for before, link in reversed(list(pairwise(self._links))):
             if link.number != before.number + 1 or link.number in self.faults:
                 continue
             if link.previous_digest != before.digest:
                 message = f"is not what it was when {journal_key(link.number)} was written"
-                self._find(Code.JOURNAL_ALTERED, before.number, message)
+                self.find(Code.JOURNAL_ALTERED, before.number, message)
                 self.altered.add(before.number)
 
     def _check_fence(self, number: int, footer: Footer) -> None:
@@ -177,55 +192,55 @@ class JournalCheck:
         if running.has_all and (claim is None or claim.session != footer.session):
             holder = f"session {claim.session}" if claim else "nobody"
             message = f"is of session {footer.session} while {holder} held the run"
-            self._find(Code.JOURNAL_FENCE, number, message)
+            self.find(Code.JOURNAL_FENCE, number, message)
 
-    def _check_row(self, file: JournalFile, values: dict[str, Any]) -> None:
+    def check_row(self, file: JournalFile, values: dict[str, Any]) -> None:
         ordinal, status = values["ordinal"], values["status"]
         if not 0 <= ordinal < self._plan_rows:
             message = f"row {ordinal} is outside a plan of {self._plan_rows} rows"
-            self._find(Code.ROW_OUTSIDE, file.number, message)
+            self.find(Code.ROW_OUTSIDE, file.number, message)
         elif status not in _STATUSES:
-            self._find(Code.ROW_STATUS, file.number, f"row {ordinal} has status {status!r}")
+            self.find(Code.ROW_STATUS, file.number, f"row {ordinal} has status {status!r}")
         else:
             self._check_identity(file.number, values)
             self._note(file, ordinal, status, values)
 
     def _note(self, file: JournalFile, ordinal: int, status: str, values: dict[str, Any]) -> None:
-        with naming_damage(self._files.where(file.number)):
+        with naming_damage(self.journal.where(file.number)):
             counts = self.winners.note(ordinal, values["round"], file.number, values["digest"])
         if counts:
             self.done.add(ordinal)
             self._statuses[ordinal] = _STATUSES.index(Status(status))
         else:
             message = f"row {ordinal} has a result of round {values['round']} or higher already"
-            self._find(Code.ROW_REPEATED, file.number, message)
+            self.find(Code.ROW_REPEATED, file.number, message)
 
     def _check_identity(self, number: int, values: dict[str, Any]) -> None:
         ordinal = values["ordinal"]
         if determined_digest(values) != values["digest"]:
-            self._find(Code.ROW_DIGEST, number, f"row {ordinal} is not what its digest was made from")
-        if ordinal >= self._ids.known:
+            self.find(Code.ROW_DIGEST, number, f"row {ordinal} is not what its digest was made from")
+        if ordinal >= self.ids.known:
             return
-        if (settled := self._ids.outcome_of(ordinal)) is not None:
+        if (settled := self.ids.outcome_of(ordinal)) is not None:
             message = f"row {ordinal} is {settled.value} in the plan and has a result"
-            self._find(Code.ROW_REFUSED, number, message)
-        found, planned = (values["row_id"], values["source"]), (self._ids.id_of(ordinal), self._ids.source_of(ordinal))
+            self.find(Code.ROW_REFUSED, number, message)
+        found, planned = (values["row_id"], values["source"]), (self.ids.id_of(ordinal), self.ids.source_of(ordinal))
         if found != planned:
             message = f"row {ordinal} is {found[0]} of {found[1]!r}, and in the plan {planned[0]} of {planned[1]!r}"
-            self._find(Code.ROW_ID, number, message)
+            self.find(Code.ROW_ID, number, message)
 
     def _check_running(self, number: int, footer: Footer) -> None:
         running = self._running
         if running.has_all and footer.totals.done != len(self.done):
             message = f"counts {footer.totals.done} rows up to here, and there are {len(self.done)}"
-            self._find(Code.JOURNAL_TOTALS, number, message)
+            self.find(Code.JOURNAL_TOTALS, number, message)
         elif running.has_all and running.can_sum and footer.totals != running.totals:
-            self._find(Code.JOURNAL_TOTALS, number, "its running totals are not those of the rows up to here")
+            self.find(Code.JOURNAL_TOTALS, number, "its running totals are not those of the rows up to here")
         if running.has_all and footer.snapshot is not None:
-            with naming_damage(self._files.where(number)):
-                done = OrdinalSet.from_text(footer.plan_rows, footer.snapshot.done)
+            with naming_damage(self.journal.where(number)):
+                done = OrdinalSet.from_text(footer.plan_rows, footer.snapshot.done).grown(self._plan_rows)
             if done != self.done:
-                self._find(Code.JOURNAL_SNAPSHOT, number, "its snapshot is not what is done up to here")
+                self.find(Code.JOURNAL_SNAPSHOT, number, "its snapshot is not what is done up to here")
 
 
 def _repairs(files: JournalFiles) -> list[Record]:
@@ -245,6 +260,7 @@ class _Running:
 
     def __init__(self) -> None:
         self.next_number = 0
+        self.plan_rows = 0
         self.whole_bytes = 0
         self._has_damage = False
         self._left_out: list[int] = []

@@ -29,8 +29,8 @@ from regen.run.start import Begun, StartOptions, resume
 from regen.store import shards
 from regen.store.files import JournalFiles
 from regen.store.layout import journal_key
+from regen.store.local import LocalStorage
 from regen.store.parquet import write_rows
-from regen.store.storage import LocalStorage
 from tests import virtual_time
 from tests.runs import begin_run, determined, drive, make_spec
 
@@ -170,7 +170,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_planned(
     def refused(*arguments: object, **options: object) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr("regen.store.storage._make_folder", refused)
+    monkeypatch.setattr("regen.store.local._make_folder", refused)
     with pytest.raises(StoreRefused, match=f"{tmp_path / 'run'}.*{advice}") as raised:
         begin_run(spec)
     assert raised.value.exit_code is ExitCode.STORE

@@ -33,10 +33,10 @@ from regen.store.files import JournalFiles
 from regen.store.findings import Code
 from regen.store.holder import Holder, HolderState, read_holder, write_holder
 from regen.store.layout import HOLDER, PLAN, RUN, journal_key, journal_number, shard_key
+from regen.store.local import LocalStorage
 from regen.store.parquet import RowsFile, content_digest, integers, texts
 from regen.store.repair import examine, void
 from regen.store.replay import Replayed, replay
-from regen.store.storage import LocalStorage
 from tests.memory_storage import MemoryStorage
 from tests.small_folders import AT, Folder, complete, planned, release, run_folder, session, table, winners
 from tests.unit.store.faulty_storage import FaultyStorage
@@ -592,6 +592,18 @@ def test_a_start_on_a_damaged_journal_names_the_file_and_the_repair(
 
     assert raised.value.exit_code is ExitCode.DAMAGED
     assert storage.objects == before
+
+
+def test_a_column_that_is_called_otherwise_is_damage_also_where_only_that_column_is_read(whole: Folder) -> None:
+    """Parquet's own schema altered by a bit, while Arrow's, in the same footer, says what it always said."""
+    storage = whole.storage()
+    data = bytearray(storage.objects[shard_key(0, 6)])
+    at = data.rindex(b"\x0bgenerations") + 1
+    data[at] ^= 1
+    storage.objects[shard_key(0, 6)] = bytes(data)
+
+    report(storage)  # reads the journal instead of a shard that is not right
+    assert repair(storage).sealed == (shard_key(0, 6),)
 
 
 # --- the command -----------------------------------------------------------------------------------
