@@ -25,22 +25,25 @@ from itertools import pairwise
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from regen.errors import Fenced
+from regen.errors import Fenced, JournalDamaged
 from regen.ordinals import OrdinalSet
 from regen.protocols import Storage
 from regen.records import Totals
 from regen.rows import SCHEMA
 from regen.store import footer as footers
 from regen.store import totals
-from regen.store.control import Claim, Record
+from regen.store.control import Claim, Record, RunClosed, Voided
 from regen.store.files import JournalFile, JournalFiles
 from regen.store.footer import Footer, Snapshot
 from regen.store.layout import journal_key
-from regen.store.parquet import RowsFile, content_digest, encode_rows, integers, texts
+from regen.store.parquet import RowsFile, content_digest, damaged, encode_rows, integers, texts
 from regen.store.reopened import Reopened, next_round
-from regen.store.replay import Ledger, Replayed, Settled, count_settled, read_ledger, summed_up
+from regen.store.replay import Ledger, Replayed, Settled, count_settled, read_ledger, refuse_closed, summed_up
 
 SNAPSHOT_EVERY = 32
+# Instead of a file's number. Nowhere: what there was of the row is in a file that does not count any more.
+_NOT_LOOKED_FOR, _NOWHERE = -1, -2
+_VANISHED = "it is gone, and was there: somebody has removed or emptied the folder while this session wrote to it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,7 @@ class Journal:
         self._settled = OrdinalSet(plan_rows)
         self._settled_totals = Totals()
         self._pending: Prepared | None = None
-        # Of each row that is re-opened, in which file its older result is, else -1: found once, not at each commit.
+        # Of each row that is re-opened, in which file its older result is: found once, not at each commit.
         self._places = array("i")
         self._is_claimed = False
         self._fenced: Fenced | None = None
@@ -99,6 +102,11 @@ class Journal:
         self._settled, self._settled_totals = count_settled(ledger, settled, self._storage)
         self._ledger = ledger
         return summed_up(ledger, self._settled, self._settled_totals)
+
+    @property
+    def session(self) -> str:
+        """Whose access this is."""
+        return self._session
 
     @property
     def totals(self) -> Totals:
@@ -117,7 +125,12 @@ class Journal:
     @property
     def next_round(self) -> int:
         """For rows that are opened again now: above every round so far."""
-        return next_round(self._known().standing.records)
+        return next_round(self.records)
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """Control records that still matter, in order: all but claims and releases."""
+        return self._known().standing.records
 
     @property
     def next_number(self) -> int:
@@ -130,12 +143,13 @@ class Journal:
         """Make the run this session's. May be called again after StoreUnavailable.
 
         Files that the previous holder has published since `replay` are read and counted: look at `done` afterwards.
-        Raises Fenced, naming who, when another claim came first.
+        Raises Fenced, naming who, when another claim came first; UserError if the run is closed.
         """
         if claim.session != self._session:
             raise ValueError(f"a claim of session {claim.session} in the journal of session {self._session}")
         if self._fenced is not None:
             raise self._fenced
+        refuse_closed(self._known().standing.records, self._storage.url)
         while not self._is_claimed:
             prepared = self._build(SCHEMA.empty_table(), (claim,), ())
             if self._put(prepared):
@@ -181,16 +195,18 @@ class Journal:
     def commit(self, prepared: Prepared) -> Published:
         """Publish what was prepared. On StoreUnavailable call it again with the same `prepared`: same bytes.
 
-        A write of its own whose answer was lost counts as success. Raises Fenced when the number is another's.
+        A write of its own whose answer was lost counts as success. Raises Fenced when the number is another's, and
+        JournalDamaged when the file before it is gone: a folder that was emptied meanwhile is not begun anew.
         """
         self._require_claimed()
         if prepared is not self._pending:
             raise RuntimeError(f"journal file {prepared.number} is not the one that was prepared last")
+        self._require_predecessor(prepared.number)
         if not self._put(prepared):
             raise self._fence(self._taker(prepared.number))
         self._ledger, self._pending = prepared.after, None
         for ordinal in prepared.replaced:
-            self._places[ordinal] = -1
+            self._places[ordinal] = _NOT_LOOKED_FOR
         return Published(prepared.number, prepared.rows, len(prepared.data), prepared.repeated)
 
     def publish(self, table: pa.Table, records: Sequence[Record] = ()) -> Published:
@@ -265,7 +281,8 @@ class Journal:
 
     def _footer(self, before: Ledger, after: Ledger, table: pa.Table, records: tuple[Record, ...]) -> Footer:
         ordinals = integers(table, "ordinal")
-        is_snapshot = after.next_number % self._snapshot_every == 0
+        is_closing = any(isinstance(record, RunClosed) for record in records)
+        is_snapshot = is_closing or after.next_number % self._snapshot_every == 0
         return Footer(
             number=before.next_number,
             session=self._session,
@@ -305,25 +322,29 @@ class Journal:
         places: dict[int, set[int]] = {}
         for ordinal in ordinals:
             if ledger.round_of(ordinal) >= 0:
-                if not self._places or self._places[ordinal] < 0:
+                if not self._places or self._places[ordinal] == _NOT_LOOKED_FOR:
                     self._find_reopened(ordinal)
-                places.setdefault(self._places[ordinal], set()).add(ordinal)
+                if (number := self._places[ordinal]) >= 0:
+                    places.setdefault(number, set()).add(ordinal)
         return places
 
     def _find_reopened(self, also: int) -> None:
         """Where the results of all re-opened rows are, and of this one: one pass over the files, the newest first."""
-        ledger = self._known()
-        self._places = self._places or array("i", [-1]) * self._plan_rows
-        wanted = OrdinalSet(self._plan_rows, (row for row in ledger.reopened().pending if self._places[row] < 0))
+        ledger, voided = self._known(), Voided(self.records)
+        self._places = self._places or array("i", [_NOT_LOOKED_FOR]) * self._plan_rows
+        again = (row for row in ledger.reopened().pending if self._places[row] == _NOT_LOOKED_FOR)
+        wanted = OrdinalSet(self._plan_rows, again)
         wanted.add(also)
         for number in reversed(range(ledger.next_number)):
-            if not len(wanted):
-                return
+            if not len(wanted) or number in voided:
+                continue
             ids = self._files.read_table(number, ("ordinal", "round"))
             for ordinal, round_ in zip(integers(ids, "ordinal"), integers(ids, "round"), strict=True):
                 if ordinal in wanted and ledger.round_of(ordinal) == round_:
                     wanted.discard(ordinal)
                     self._places[ordinal] = number
+        for ordinal in wanted:
+            self._places[ordinal] = _NOWHERE
 
     def _put(self, prepared: Prepared) -> bool:
         if self._storage.create(journal_key(prepared.number), prepared.data):
@@ -347,8 +368,16 @@ class Journal:
         ledger.last_digest = file.digest
         self._ledger = ledger
 
+    def _require_predecessor(self, number: int) -> None:
+        if number and not self._files.exists(number - 1):
+            raise damaged(self._files.where(number - 1), _VANISHED)
+
     def _taker(self, number: int) -> _Taker:
-        return _taker(self._files.read_footer(number))
+        """Who has published under our next number. Whoever it was, the number is not ours: also where it is damaged."""
+        try:
+            return _taker(self._files.read_footer(number))
+        except JournalDamaged as error:
+            return _Taker(f"unknown ({error})", None)
 
     def _fence(self, taker: _Taker) -> Fenced:
         """From now on nothing is written any more, whatever is called."""

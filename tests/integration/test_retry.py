@@ -34,8 +34,8 @@ from regen.run.session import seal_run, standing
 from regen.run.start import Begun, StartOptions, resume
 from regen.store.choosing import Wanted
 from regen.store.files import JournalFiles
+from regen.store.local import LocalStorage
 from regen.store.replay import replay
-from regen.store.storage import LocalStorage
 from tests import virtual_time
 from tests.runs import begin_run, drive, make_spec, shard_table
 
