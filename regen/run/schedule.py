@@ -251,7 +251,7 @@ class Schedule:
         self._let_go(worker.slot, ordinals)
 
     def dismiss(self, worker: WorkerId) -> None:
-        """Nothing of this engine is wanted: what it holds goes back, and is not to blame. It counts as silent from here."""
+        """Nothing of this engine is wanted: what it holds goes back, and is not to blame. From here on it is silent."""
         view = self._views.get(worker.slot)
         if view is not None and view.incarnation == worker.incarnation:
             view.running = []
