@@ -150,6 +150,7 @@ def spec_of(folder: Path, source: Path) -> RunSpec:
                 "slots": SLOTS,
                 "max_model_len": 2048,
                 "answer_tokens": 12,
+                "stall_timeout_seconds": 86_400,  # the last row says nothing until all others are done
             },
             "sampling": {"max_tokens": 64, "seed": 7},
             "sources": [{"name": "rows", "path": str(source)}],

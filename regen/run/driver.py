@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Protocol
 
-from regen.errors import EngineStalled, EngineStartFailed, RegenError, UserError
+from regen.errors import EngineGarbage, EngineStalled, EngineStartFailed, RegenError, UserError
 from regen.records import CoordinatorStatus, Death, Left, Phase, Toll, WorkerId
 from regen.run.restarts import Restarts
 from regen.run.setup import Assignment, RunSetup, WorkerSetup
@@ -29,6 +29,8 @@ LEAVE_SECONDS = 20.0
 TRIAL_RESTARTS = 8
 # After `limits.hours`, what runs gets so long to end.
 HOURS_DRAIN_SECONDS = 60.0
+# Errors that say nothing of the rows that an engine had.
+_BLAMELESS = (UserError, EngineStartFailed, EngineGarbage)
 _ENDED = (Phase.FINISHED, Phase.DRAINED, Phase.FAILED)
 
 
@@ -202,7 +204,7 @@ class Driver:
 
     def _death(self, error: Exception | None) -> Death | None:
         """How the engine died, if its rows may have brought that about: not in a drain, nor when it never started."""
-        if error is None or self._drain_until is not None or isinstance(error, UserError | EngineStartFailed):
+        if error is None or self._drain_until is not None or isinstance(error, _BLAMELESS):
             return None
         return Death(isinstance(error, EngineStalled), _told(error))
 

@@ -251,10 +251,10 @@ class Schedule:
         self._let_go(worker.slot, ordinals)
 
     def dismiss(self, worker: WorkerId) -> None:
-        """Nothing of this engine is wanted: what it holds goes back. Until it has left it counts as silent."""
+        """Nothing of this engine is wanted: what it holds goes back, and is not to blame. From here on it is silent."""
         view = self._views.get(worker.slot)
         if view is not None and view.incarnation == worker.incarnation:
-            view.running = []  # whatever ends it now, these rows are not to blame
+            view.running, view.finished = [], 0  # what it has made proves nothing
             self._requeue(self._suspects.left(worker.slot))
             self._let_go(worker.slot, set(view.held))
 

@@ -41,6 +41,8 @@ from regen.store.reopened import Reopened, next_round
 from regen.store.replay import Ledger, Replayed, Settled, count_settled, read_ledger, refuse_closed, summed_up
 
 SNAPSHOT_EVERY = 32
+# Instead of a file's number. Nowhere: what there was of the row is in a file that does not count any more.
+_NOT_LOOKED_FOR, _NOWHERE = -1, -2
 _VANISHED = "it is gone, and was there: somebody has removed or emptied the folder while this session wrote to it"
 
 
@@ -84,7 +86,7 @@ class Journal:
         self._settled = OrdinalSet(plan_rows)
         self._settled_totals = Totals()
         self._pending: Prepared | None = None
-        # Of each row that is re-opened, in which file its older result is, else -1: found once, not at each commit.
+        # Of each row that is re-opened, in which file its older result is: found once, not at each commit.
         self._places = array("i")
         self._is_claimed = False
         self._fenced: Fenced | None = None
@@ -204,7 +206,7 @@ class Journal:
             raise self._fence(self._taker(prepared.number))
         self._ledger, self._pending = prepared.after, None
         for ordinal in prepared.replaced:
-            self._places[ordinal] = -1
+            self._places[ordinal] = _NOT_LOOKED_FOR
         return Published(prepared.number, prepared.rows, len(prepared.data), prepared.repeated)
 
     def publish(self, table: pa.Table, records: Sequence[Record] = ()) -> Published:
@@ -320,28 +322,29 @@ class Journal:
         places: dict[int, set[int]] = {}
         for ordinal in ordinals:
             if ledger.round_of(ordinal) >= 0:
-                if not self._places or self._places[ordinal] < 0:
+                if not self._places or self._places[ordinal] == _NOT_LOOKED_FOR:
                     self._find_reopened(ordinal)
-                places.setdefault(self._places[ordinal], set()).add(ordinal)
+                if (number := self._places[ordinal]) >= 0:
+                    places.setdefault(number, set()).add(ordinal)
         return places
 
     def _find_reopened(self, also: int) -> None:
         """Where the results of all re-opened rows are, and of this one: one pass over the files, the newest first."""
-        ledger = self._known()
-        self._places = self._places or array("i", [-1]) * self._plan_rows
-        wanted = OrdinalSet(self._plan_rows, (row for row in ledger.reopened().pending if self._places[row] < 0))
+        ledger, voided = self._known(), Voided(self.records)
+        self._places = self._places or array("i", [_NOT_LOOKED_FOR]) * self._plan_rows
+        again = (row for row in ledger.reopened().pending if self._places[row] == _NOT_LOOKED_FOR)
+        wanted = OrdinalSet(self._plan_rows, again)
         wanted.add(also)
-        voided = Voided(self.records)
         for number in reversed(range(ledger.next_number)):
-            if not len(wanted):
-                return
-            if number in voided:
+            if not len(wanted) or number in voided:
                 continue
             ids = self._files.read_table(number, ("ordinal", "round"))
             for ordinal, round_ in zip(integers(ids, "ordinal"), integers(ids, "round"), strict=True):
                 if ordinal in wanted and ledger.round_of(ordinal) == round_:
                     wanted.discard(ordinal)
                     self._places[ordinal] = number
+        for ordinal in wanted:
+            self._places[ordinal] = _NOWHERE
 
     def _put(self, prepared: Prepared) -> bool:
         if self._storage.create(journal_key(prepared.number), prepared.data):

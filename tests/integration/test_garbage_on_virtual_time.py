@@ -83,8 +83,8 @@ def test_a_slot_whose_engines_all_give_garbage_is_lost_and_the_others_make_its_r
     assert status.phase is Phase.FINISHED
     assert status.totals.by_status()[Status.OK] == 400
     assert len(said) == 2
-    assert "restarts left: 1" in said[0]
-    assert "restarts left: 0" in said[1]
+    assert "restarts left: 0" in said[0]
+    assert "it gets no other engine" in said[1]
 
 
 def test_the_only_replica_is_held_against_its_past(tmp_path: Path) -> None:
