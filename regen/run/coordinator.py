@@ -48,6 +48,7 @@ from regen.records import (
     WorkerId,
 )
 from regen.run.failed_rows import failed_row
+from regen.run.held import refuse_newcomer
 from regen.run.limits import too_many_failed
 from regen.run.publisher import Patience, Publisher, ordinals
 from regen.run.schedule import Exhausted, Grant, Report, Schedule
@@ -225,7 +226,8 @@ class Coordinator:
         journal = Journal(storage, self._setup.session, plan.count)
         replayed = await self._patience(lambda: journal.replay(plan.settled()))
         is_restart = replayed.newest_claim is not None and replayed.newest_claim.session == self._setup.session
-        self._refuse_newcomer(replayed, is_restart)
+        if not is_restart:
+            refuse_newcomer(replayed, self._setup.claim_seen, storage.url)
         take = journal.resume_own if is_restart else journal.claim
         await self._patience(lambda: take(self._claim()))
         await self._patience(storage.sweep)
@@ -245,16 +247,6 @@ class Coordinator:
         return _OpenRun(
             plan, by_source, journal, schedule, publisher, speculation, journal.totals, is_restart, reopened
         )
-
-    def _refuse_newcomer(self, replayed: Replayed, is_restart: bool) -> None:
-        """Somebody may have begun this run after our start had looked for a holder: it is theirs then."""
-        claim, setup = replayed.newest_claim, self._setup
-        is_known = claim is None or is_restart or replayed.released is not None or claim.session == setup.claim_seen
-        if claim is not None and not is_known and not setup.take_over:
-            raise RunHeld(
-                f"{setup.run_url}: session {claim.session} (host {claim.host}, driver pid {claim.driver_pid}) has begun"
-                " this run meanwhile. Let it go on, or start with --take-over if you know that it is gone."
-            )
 
     def _unwritten(self, replayed: Replayed) -> list[Record]:
         """What the start has brought and the journal does not have yet."""
