@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import hashlib
 import json
+import selectors
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -27,7 +29,6 @@ import pyarrow as pa
 from regen.errors import Fenced, RowFailed, RunHeld, StoreUnavailable
 from regen.ordinals import OrdinalSet
 from regen.records import (
-    Command,
     EngineCounters,
     EngineInfo,
     ExchangeReply,
@@ -37,6 +38,7 @@ from regen.records import (
     Phase,
     ReplicaState,
     Status,
+    Totals,
     WorkerId,
 )
 from regen.rows import SCHEMA, from_bytes, to_bytes
@@ -46,24 +48,23 @@ from regen.run.schedule import SILENT_SECONDS, Orders, Report, Schedule
 from regen.run.setup import Assignment, RunSetup, WorkerSetup
 from regen.run.worker import Worker
 from regen.spec import RunSpec, parse_spec
-from regen.store import files
+from regen.store import files, totals
 from regen.store import footer as footers
 from regen.store import journal as journals
 from regen.store.control import Claim, Released, ReleaseReason, RetriesEnded, RowsReopened
 from regen.store.journal import Journal
 from regen.store.layout import JOURNAL, journal_key
-from regen.store.replay import Replayed, replay
 from regen.store.reopened import next_round
+from regen.store.replay import Replayed, replay
 from tests.memory_storage import MemoryStorage
 from tests.output_rows import MemoryPlan, observed, observed_generation, output_row
-from tests.virtual_time import VirtualTimeLoop
 
 ROWS, REFUSED, NATIVE = 14, (5,), (9,)
 ATTEMPTS = 2
 SLOTS_PER_REPLICA = 3  # a replica holds one and a quarter times as many rows
 TICK_SECONDS = 0.5
 
-_real_sleep, _real_report = asyncio.sleep, Schedule.report
+_real_sleep, _real_report, _real_count = asyncio.sleep, Schedule.report, totals.count
 _process: contextvars.ContextVar[Process] = contextvars.ContextVar("process")
 
 
@@ -75,13 +76,42 @@ class Broken(AssertionError):
     """A promise that does not hold. Kept by the world too: a worker's task must not swallow it."""
 
 
-class _Loop(VirtualTimeLoop):
-    """Threads are not used: what would run in one runs at once."""
+class _Loop(asyncio.SelectorEventLoop):
+    """Time passes when all that is left to do is to wait for it. Threads are not used: what would run in one is run."""
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+    def __init__(self) -> None:
+        self._now = 0.0
+        super().__init__(_Waiting(self))
+
+    def time(self) -> float:
+        return self._now
+
+    def jump(self, seconds: float) -> None:
+        self._now += seconds
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
         future = self.create_future()
         future.set_result(func(*args))
         return future
+
+
+class _Waiting(selectors.DefaultSelector):
+    """Nothing here is ever waited for but time."""
+
+    def __init__(self, loop: _Loop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> Any:
+        assert timeout is not None, "nothing would ever happen again"
+        self._loop.jump(max(0.0, timeout))
+        return []
+
+
+def _count(table: pa.Table) -> Totals:
+    return _real_count(table) if len(table) else Totals()
 
 
 class Plan(MemoryPlan):
@@ -110,6 +140,7 @@ class Process:
         self.granted: dict[WorkerId, set[int]] = {}
         self.answering: set[asyncio.Task[Any]] = set()
         self.first_file = len(world.files)
+        self.is_restart = any(file.session == session.name for file in world.files)
         self.opened_at = world.loop.time()
         self.storage = Store(world, self)
         self.coordinator = Coordinator(session.setup)
@@ -146,6 +177,16 @@ class Process:
         while self.calls and not self.is_frozen:
             carry_out(*self.calls.popleft())
             self.world.settle()
+
+    def carry_out_one(self) -> None:
+        """The oldest call on its way; those after it wait on."""
+        if self.calls and not self.is_frozen:
+            carry_out(*self.calls.popleft())
+            self.world.settle()
+
+    def is_writing(self) -> bool:
+        """The oldest call on its way is the publication of a file."""
+        return bool(self.calls) and "Publisher._commit" in getattr(self.calls[0][1], "__qualname__", "")
 
     async def in_thread(self, call: Callable[[], Any]) -> Any:
         if not self.is_frozen and not self.is_held:
@@ -198,6 +239,8 @@ class Store(MemoryStorage):
         if fault == "away":
             raise StoreUnavailable(f"{key}: the store is away")
         created = super().create(key, data)
+        if not created and key.startswith(JOURNAL):
+            self._world.seen["own write found" if self.objects[key] == data else "number taken"] += 1
         if created and key.startswith(JOURNAL):
             self._world.published(key, data)
         if fault == "answer lost":
@@ -260,7 +303,7 @@ class Replica(Worker):
         if how == "request lost":
             raise Lost
         if how == "late":
-            self.world.late.append((self.session, request))
+            self.world.late.append((self.session.process, request))
             raise Lost
         reply = await self._answered(request)
         if how == "reply lost":
@@ -417,10 +460,11 @@ class Session:
             f"{worker.id} of {self.name} was told to stop while its session goes on",
         )
 
-    def restart_process(self) -> None:
+    def restart_process(self, is_held: bool = False) -> None:
         """As Ray does it; the driver passes a drain on again."""
         self.process.kill()
         self.process = Process(self.world, self)
+        self.process.is_held = is_held
         self._pass_on_drain()
 
     def drain(self, seconds: float) -> None:
@@ -431,6 +475,9 @@ class Session:
         if self.drain_until is not None:
             process, seconds = self.process, max(0.0, self.drain_until - self.world.loop.time())
             process.spawn(_when_thawed(process, lambda: process.coordinator.drain(seconds)))
+
+    def ids(self) -> set[WorkerId]:
+        return {worker.id for worker in self.workers.values()}
 
     def explain(self, *ordinals: int) -> None:
         """These rows may be begun once more than they were in this session."""
@@ -443,6 +490,7 @@ class Session:
             return
         self.begun_rows[ordinal] += 1
         times, explained = self.begun_rows[ordinal], self.explained[ordinal]
+        world.seen["made again" if times > 1 else "made"] += 1
         world.require(times <= 1 + explained, f"row {ordinal} is made {times} times, and {explained} are explained")
         has = world.winners.get(ordinal)
         is_wanted = has is None or has[0] < lease.round or world.holder != self.name
@@ -470,20 +518,19 @@ class World:
         self.sessions: list[Session] = []
         self.files: list[File] = []
         self.winners: dict[int, tuple[int, str, str, int]] = {}
-        self.ended: set[tuple[int, int]] = set()
         self.holder: str | None = None
-        self.has_let_go: set[str] = set()
         self.was_fenced: set[str] = set()
         self.faults: deque[str] = deque()
         self.unreadable = 0
-        self.late: list[tuple[Session, ExchangeRequest]] = []
+        self.late: list[tuple[Process, ExchangeRequest]] = []
         self.in_flight: list[Callable[[], Any]] = []
         self.broken: list[str] = []
+        self.seen: Counter[str] = Counter()
         self._stack = ExitStack()
 
     def __enter__(self) -> World:
         async def in_thread(call: Callable[..., Any], *args: Any) -> Any:
-            return await _process.get().in_thread(lambda: call(*args))
+            return await _process.get().in_thread(functools.partial(call, *args) if args else call)
 
         def report(schedule: Schedule, report: Report, *rest: Any, **options: Any) -> Orders:
             orders = _real_report(schedule, report, *rest, **options)
@@ -503,6 +550,7 @@ class World:
             (journals, "encode_rows", Cheap.encode),
             (journals, "RowsFile", Cheap),
             (files, "RowsFile", Cheap),
+            (totals, "count", _count),
             (coordinators, "open_storage", lambda url: _process.get().storage),
             (coordinators, "open_plan", lambda storage: PLAN),
             (coordinators, "TICK_SECONDS", TICK_SECONDS),
@@ -602,10 +650,12 @@ class World:
         self.require_nothing_broken()
 
     def _check_end(self, session: Session, error: Exception | None) -> None:
+        self.seen[f"ended: {type(error).__name__ if error else session.phase}"] += 1
         if isinstance(error, Fenced | RunHeld):
             self.require(self.holder != session.name, f"{session.name} holds the run and was fenced: {error}")
-            claimed = [file.session for file in self.files if file.claims]
-            self.require(any(name in str(error) for name in claimed[-3:]), f"the loser is not told who won: {error}")
+            own = max((file.number for file in self.files if file.session == session.name), default=-1)
+            claimed = {file.session for file in self.files[own + 1 :] if file.claims}
+            self.require(any(name in str(error) for name in claimed), f"the loser is not told who won: {error}")
         else:
             self.require(error is None or isinstance(error, StoreUnavailable), f"{session.name} ended with {error!r}")
 
@@ -660,7 +710,7 @@ class World:
         self.require(footer.session == self.holder, f"{key} is of {footer.session}, and {self.holder} holds the run")
         for row in file.table(["ordinal", "round", "status", "source", "generations"]).to_pylist():
             self._count(row)
-        self.ended |= {(row[0], row[1]) for record in footer.records if isinstance(record, RetriesEnded) for row in record.rows}
+        self.seen["retry ended"] += sum(isinstance(record, RetriesEnded) for record in footer.records)
         self.files.append(File(footer.number, footer.session, bool(claims)))
         self._check_totals(footer, key)
 
@@ -669,17 +719,21 @@ class World:
         has = self.winners.get(ordinal)
         self.require(has is None or has[0] < round_, f"row {ordinal} is in the journal twice in round {round_}")
         tokens = sum(len(made["completion_token_ids"]) for made in row["generations"])
+        self.seen[f"committed: {row['status']}{', again' if round_ else ''}"] += 1
         self.winners[ordinal] = round_, row["status"], row["source"], tokens
 
     def _check_totals(self, footer: footers.Footer, key: str) -> None:
         counted = Counter((source, Status(status)) for _, status, source, _ in self.winners.values())
         self.require(dict(footer.totals.outcomes) == dict(counted), f"{key}: its totals are not the count of its rows")
         tokens = sum(tokens for *_, tokens in self.winners.values())
-        self.require(footer.totals.output_tokens == tokens, f"{key}: {footer.totals.output_tokens} tokens, not {tokens}")
+        self.require(
+            footer.totals.output_tokens == tokens, f"{key}: {footer.totals.output_tokens} tokens, not {tokens}"
+        )
 
     def check_orders(self, process: Process, report: Report, orders: Orders) -> None:
         """What the schedule decides, at the moment when it does."""
         session, speaker = process.session, report.worker
+        self._note(process, report, orders)
         process.granted[speaker] = {grant.ordinal for grant in orders.grants}
         if not orders.grants:
             return
@@ -691,6 +745,18 @@ class World:
             is_known = worker.id in process.heard and worker.is_silent_for is not process and not session.is_over
             for ordinal in process.granted[speaker] & worker.holds() if is_known and worker.id != speaker else ():
                 self.require(False, f"row {ordinal} is handed to {speaker} while {worker.id} lists it")
+
+    def _note(self, process: Process, report: Report, orders: Orders) -> None:
+        is_first = len(process.heard) == 1 and process.is_restart
+        for name, happens in {
+            "superseded": orders.superseded,
+            "asked to send again": orders.resend,
+            "attempts used up": orders.exhausted,
+            "adopted": is_first and report.running,
+            "settled while running": set(orders.settled) & set(report.running),
+            "result of a zombie": orders.accepted and report.worker not in process.session.ids(),
+        }.items():
+            self.seen[name] += bool(happens)
 
     def check_reply(self, request: ExchangeRequest, reply: ExchangeReply) -> None:
         for ordinal in reply.settled:
@@ -730,5 +796,5 @@ class World:
 
 
 async def _turns() -> None:
-    for _ in range(8):
+    for _ in range(6):
         await _real_sleep(0)

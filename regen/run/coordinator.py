@@ -55,7 +55,7 @@ from regen.run.schedule import Exhausted, Grant, Report, Schedule
 from regen.run.setup import Assignment, Purpose, RunSetup
 from regen.run.speculation import SpeculationControl
 from regen.store.control import Claim, Record, Released, ReleaseReason
-from regen.store.holder import Holder, HolderState, write_holder
+from regen.store.holder import Holder, HolderState, heartbeat, read_holder, write_holder
 from regen.store.journal import Journal
 from regen.store.machine import machine_identity, process_exists
 from regen.store.pilot_files import steps_key, steps_to_bytes
@@ -126,6 +126,7 @@ class Coordinator:
         self._session_output_tokens = 0
         self._last_beat_at = float("-inf")
         self._beat = 0
+        self._is_in_doubt = False
         self._drain_until: float | None = None
         self._endpoint: Endpoint | None = None
         self._is_beside_driver = setup.boot_id == machine_identity()
@@ -210,6 +211,8 @@ class Coordinator:
                 await asyncio.sleep(TICK_SECONDS)
             await self._write_steps()
             await run.publisher.write([self._released()])
+        except (Fenced, RunHeld) as error:
+            self._error = await self._told_by_whom(error)
         except RegenError as error:
             self._error = self._error or error
         except Exception as error:  # a defect: it ends the run, with its trace in this process's log
@@ -263,7 +266,7 @@ class Coordinator:
         self._phase = self._working_phase(run, now)
         await self._write_down_exhausted(run)
         await run.publisher.turn(now, at_once=self._drain_until is not None or self._is_awaited(run))
-        await self._keep_beat(now)
+        await self._keep_beat(run, now)
         return self._has_ended(run, now)
 
     def _has_ended(self, run: _OpenRun, now: float) -> bool:
@@ -281,6 +284,12 @@ class Coordinator:
             key = steps_key(self._setup.session, self._incarnation)
             with suppress(StoreError):
                 await asyncio.to_thread(self._storage.replace, key, steps_to_bytes(self._steps))
+
+    async def _told_by_whom(self, error: Fenced | RunHeld) -> RegenError:
+        """The loser's error, with the age of the other's heartbeat."""
+        assert self._storage is not None, "the store has said so"
+        seen = await asyncio.to_thread(heartbeat, self._storage, self._setup.session, datetime.now(UTC))
+        return type(error)(f"{error} ({seen})")
 
     async def _leave_holder(self) -> None:
         """The session is over for starters too, unless somebody else holds the run now."""
@@ -508,14 +517,29 @@ class Coordinator:
     def _released(self) -> Record:
         return Released(self._setup.session, ReleaseReason(self._ending_phase().value), _time_of_day())
 
-    async def _keep_beat(self, now: float) -> None:
-        """holder.json is for people and starters; that it cannot be written stops nothing: publishing decides."""
+    async def _keep_beat(self, run: _OpenRun, now: float) -> None:
+        """holder.json is for people and starters; that it cannot be written stops nothing: publishing decides.
+
+        Another's name in it is a reason to look at the fence at once, and not to write over it before.
+        """
         if now - self._last_beat_at < BEAT_SECONDS or self._storage is None:
             return
         self._last_beat_at = now
+        if self._beat and not self._is_in_doubt and await asyncio.to_thread(self._is_named_another, self._storage):
+            self._is_in_doubt = True
+            run.publisher.look_at_once()
+            return
+        self._is_in_doubt = False
         self._beat += 1
         with suppress(StoreError):
             await asyncio.to_thread(write_holder, self._storage, self._holder(HolderState.RUNNING))
+
+    def _is_named_another(self, storage: Storage) -> bool:
+        try:
+            holder = read_holder(storage)
+        except StoreError:
+            return False
+        return holder is not None and holder.session != self._setup.session
 
     def _holder(self, state: HolderState) -> Holder:
         setup = self._setup
