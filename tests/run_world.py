@@ -411,8 +411,10 @@ class Session:
     name: str
     replicas: int
     setup: RunSetup
+    is_held: bool = False
     is_over: bool = False
     phase: Phase | None = None
+    error: Exception | None = None
     drain_until: float | None = None
     workers: dict[int, Replica] = field(default_factory=dict)
     zombies: list[Replica] = field(default_factory=list)
@@ -422,6 +424,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self.process = Process(self.world, self)
+        self.process.is_held = self.is_held
         for slot in range(self.replicas):
             self.start_worker(slot)
 
@@ -590,7 +593,8 @@ class World:
     def newest(self) -> Session:
         return self.sessions[-1]
 
-    def start(self, replicas: int, interval_seconds: float, take_over: bool = False) -> Session:
+    def start(self, replicas: int, interval_seconds: float, take_over: bool = False, is_held: bool = False) -> Session:
+        """What `regen run` or `regen resume` does once it has found nobody, or was told to take over."""
         claim = self.replayed().newest_claim
         spec = _spec()
         spec = spec.model_copy(
@@ -612,7 +616,7 @@ class World:
             take_over=take_over,
             claim_seen=claim.session if claim else None,
         )
-        session = Session(self, name, replicas, setup)
+        session = Session(self, name, replicas, setup, is_held)
         self.sessions.append(session)
         self.settle()
         return session
@@ -643,7 +647,7 @@ class World:
         for session in self.alive:
             coordinator = session.process.coordinator
             if coordinator._phase in (Phase.FINISHED, Phase.DRAINED, Phase.FAILED) and not session.process.is_frozen:
-                session.phase = coordinator._phase
+                session.phase, session.error = coordinator._phase, coordinator._error
                 session.is_over = True
                 self._check_end(session, coordinator._error)
             self._explain_silence(session)
@@ -776,7 +780,9 @@ class World:
         for _ in range(60):
             self.settle()
             self.pass_time(2.0)
-            if self.newest.is_over and self.newest.phase is Phase.FINISHED and not self.alive:
+            if not self.alive and any(
+                one.name == self.holder and one.phase is Phase.FINISHED for one in self.sessions
+            ):
                 break
             if not self.alive:
                 self.start(3, 2.0)
