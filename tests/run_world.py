@@ -59,7 +59,7 @@ from regen.store.replay import Replayed, replay
 from tests.memory_storage import MemoryStorage
 from tests.output_rows import MemoryPlan, observed, observed_generation, output_row
 
-ROWS, REFUSED, NATIVE = 14, (5,), (9,)
+ROWS, REFUSED, NATIVE = 30, (5,), (9,)
 ATTEMPTS = 2
 SLOTS_PER_REPLICA = 3  # a replica holds one and a quarter times as many rows
 TICK_SECONDS = 0.5
@@ -138,6 +138,8 @@ class Process:
         self.calls: deque[tuple[asyncio.Future[Any], Callable[[], Any]]] = deque()
         self.heard: dict[WorkerId, float] = {}
         self.granted: dict[WorkerId, set[int]] = {}
+        self.gone: set[WorkerId] = set()
+        self.accepted: set[int] = set()
         self.answering: set[asyncio.Task[Any]] = set()
         self.first_file = len(world.files)
         self.is_restart = any(file.session == session.name for file in world.files)
@@ -194,6 +196,12 @@ class Process:
         future = self.world.loop.create_future()
         self.calls.append((future, call))
         return await future
+
+    async def told_of_death(self, worker: WorkerId) -> None:
+        await self.thawed()
+        await self.coordinator.worker_gone(worker)
+        if self.coordinator._run is not None:
+            self.gone.add(worker)
 
     async def answer(self, request: ExchangeRequest) -> ExchangeReply:
         await self.thawed()
@@ -449,7 +457,7 @@ class Session:
             worker.vanish()
         if not self.is_over:
             process = self.process
-            process.spawn(_when_thawed(process, lambda: process.coordinator.worker_gone(worker.id)))
+            process.spawn(process.told_of_death(worker.id))
             self.start_worker(slot)
 
     def stopped(self, worker: Replica) -> None:
@@ -738,6 +746,9 @@ class World:
         """What the schedule decides, at the moment when it does."""
         session, speaker = process.session, report.worker
         self._note(process, report, orders)
+        twice = orders.accepted & process.accepted
+        self.require(not twice, f"rows {sorted(twice)} are received twice")
+        process.accepted |= orders.accepted
         process.granted[speaker] = {grant.ordinal for grant in orders.grants}
         if not orders.grants:
             return
@@ -745,6 +756,7 @@ class World:
         self.require(bool(claims), f"{session.name} hands out rows without a claim of this incarnation")
         newest = max((one.incarnation for one in process.heard if one.slot == speaker.slot), default=0)
         self.require(speaker.incarnation == newest, f"{speaker} was replaced and gets rows")
+        self.require(speaker not in process.gone, f"{speaker} is dead and gets rows")
         for worker in session.workers.values():
             is_known = worker.id in process.heard and worker.is_silent_for is not process and not session.is_over
             for ordinal in process.granted[speaker] & worker.holds() if is_known and worker.id != speaker else ():
@@ -780,9 +792,7 @@ class World:
         for _ in range(60):
             self.settle()
             self.pass_time(2.0)
-            if not self.alive and any(
-                one.name == self.holder and one.phase is Phase.FINISHED for one in self.sessions
-            ):
+            if not self.alive and any(one.name == self.holder and one.phase is Phase.FINISHED for one in self.sessions):
                 break
             if not self.alive:
                 self.start(3, 2.0)

@@ -67,7 +67,7 @@ def test_nothing_is_handed_out_before_the_run_is_claimed() -> None:
         assert [file.claims for file in world.files] == [True]
         session.process.release()
         speak(world, session)
-        assert len(held_rows(session)) == ROWS - 2
+        assert len(held_rows(session)) == FOUR * 4
 
 
 def test_of_two_starts_that_found_nobody_one_goes_on() -> None:
@@ -235,7 +235,7 @@ def test_a_run_of_four_is_resumed_by_seven_with_another_interval() -> None:
         speak(world, first)
         world.pass_time(3.0)
         committed = set(world.winners)
-        assert len(committed) == 3  # a replica holds four rows, so the fourth has none
+        assert len(committed) == FOUR
         world.driver_dies(first)
         second = world.start(7, 5.0)
         work(world, second, seconds=8.0)

@@ -62,7 +62,7 @@ def fault(**given: Any) -> Callable[[Callable[..., None]], Any]:
             happens(run, which, **drawn)
             run.look()
 
-        del step.__wrapped__  # type: ignore[attr-defined]
+        del step.__wrapped__
         return rule(turn=turns, which=numbers, **given)(step)
 
     return decorate
@@ -113,11 +113,26 @@ class Run(RuleBasedStateMachine):
         self.look()
         self.everybody_speaks(session)
 
-    @fault(slot=numbers, is_zombie=st.booleans())
-    def worker_dies(self, which: int, slot: int, is_zombie: bool) -> None:
+    @fault(slot=numbers)
+    def worker_dies(self, which: int, slot: int) -> None:
         session = self.session(which)
         if not session.is_over:
-            session.lose_worker(slot % session.replicas, is_zombie)
+            session.lose_worker(slot % session.replicas, is_zombie=False)
+
+    @fault(slot=numbers, count=st.integers(0, 2), successor_speaks=st.booleans())
+    def worker_becomes_a_zombie(self, which: int, slot: int, count: int, successor_speaks: bool) -> None:
+        session = self.session(which)
+        if session.is_over:
+            return
+        zombie = session.workers[slot % session.replicas]
+        session.lose_worker(slot % session.replicas, is_zombie=True)
+        self.look()
+        if successor_speaks and not session.is_over:
+            session.workers[slot % session.replicas].speak("answered")
+            self.look()
+        zombie.end_rows(count)
+        self.world.settle()
+        zombie.speak("answered")
 
     @fault(how=ways, count=st.integers(0, 2))
     def zombie_speaks(self, which: int, how: str, count: int) -> None:
@@ -276,7 +291,7 @@ def test_any_order_of_faults_loses_nothing_and_makes_nothing_twice() -> None:
         database=None,
         suppress_health_check=list(HealthCheck),
     )
-    run_state_machine_as_test(Run, settings=given)  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(Run, settings=given)
     print(f"{Run.done} schedules: {dict(sorted(Run.seen.items()))}")
     assert Run.done >= EXAMPLES
     assert not [name for name in EXPECTED if not Run.seen[name]], "what the model never comes to"
