@@ -313,10 +313,11 @@ class Replica(Worker):
         if how == "late":
             self.world.late.append((self.session.process, request))
             raise Lost
+        process = self.session.process
         reply = await self._answered(request)
         if how == "reply lost":
             raise Lost
-        if how in ("twice, first reply", "twice, second reply"):
+        if how in ("twice, first reply", "twice, second reply") and self.session.process is process:
             again = await self._answered(request)
             return reply if how == "twice, first reply" else again
         return reply
@@ -562,7 +563,7 @@ class World:
             (journals, "RowsFile", Cheap),
             (files, "RowsFile", Cheap),
             (totals, "count", _count),
-            (coordinators, "open_storage", lambda url: _process.get().storage),
+            (coordinators, "open_storage", lambda url, *options: _process.get().storage),
             (coordinators, "open_plan", lambda storage: PLAN),
             (coordinators, "TICK_SECONDS", TICK_SECONDS),
         ):

@@ -33,6 +33,7 @@ from regen.protocols import Plan, Storage
 from regen.records import (
     Command,
     CoordinatorStatus,
+    Death,
     EngineCounters,
     ExchangeReply,
     ExchangeRequest,
@@ -44,6 +45,7 @@ from regen.records import (
     ReplicaStats,
     SpeculationStatus,
     Status,
+    Toll,
     Totals,
     WorkerId,
 )
@@ -51,20 +53,24 @@ from regen.run.failed_rows import failed_row
 from regen.run.held import refuse_newcomer
 from regen.run.limits import too_many_failed
 from regen.run.publisher import Patience, Publisher, ordinals
+from regen.run.restarts import PROVEN_FILLS
 from regen.run.schedule import Exhausted, Grant, Report, Schedule
 from regen.run.setup import Assignment, Purpose, RunSetup
 from regen.run.speculation import SpeculationControl
-from regen.store.control import Claim, Record, Released, ReleaseReason
+from regen.run.suspects import Suspects
+from regen.store.control import Claim, Record, Released, ReleaseReason, RowAttempts, SuspectRows
 from regen.store.holder import Holder, HolderState, heartbeat, read_holder, write_holder
 from regen.store.journal import Journal
 from regen.store.machine import machine_identity, process_exists
 from regen.store.pilot_files import steps_key, steps_to_bytes
 from regen.store.reopened import Reopened
 from regen.store.replay import Replayed
-from regen.store.storage import open_storage
+from regen.store.storage import near, open_storage
 
 TICK_SECONDS = 0.2
 BEAT_SECONDS = 2.0
+# Word of the end is a courtesy: a store that hangs gets no more than that for it.
+LEAVE_SECONDS = 5.0
 # After a restart, so long is waited for replicas to say what they hold. One that starts an engine answers every second.
 ADOPTION_SECONDS = 15.0
 # When too many rows fail, what runs gets so long to end.
@@ -127,6 +133,7 @@ class Coordinator:
         self._last_beat_at = float("-inf")
         self._beat = 0
         self._is_in_doubt = False
+        self._beating: asyncio.Task[None] | None = None
         self._drain_until: float | None = None
         self._endpoint: Endpoint | None = None
         self._is_beside_driver = setup.boot_id == machine_identity()
@@ -175,23 +182,31 @@ class Coordinator:
         self._ensure_working()
         self._begin_drain(time.monotonic() + seconds)
 
-    async def worker_gone(self, worker: WorkerId) -> None:
-        """The driver saw this incarnation end."""
+    async def worker_gone(self, worker: WorkerId, death: Death | None = None) -> Toll:
+        """The driver saw this incarnation end; `death`: in a way that its rows may have brought about.
+
+        A coordinator that is still replaying knows of no rows: then the death is only one more.
+        """
         self._replicas[worker.slot] = _gone(self._replicas[worker.slot])
-        if self._run is not None:
-            self._run.schedule.worker_gone(worker)
-            self._run.speculation.worker_gone(worker)
+        if (run := self._run) is None:
+            return Toll()
+        farewell = run.schedule.worker_gone(worker, death if self._drain_until is None else None)
+        self._exhausted.extend((exhausted, worker) for exhausted in farewell.exhausted)
+        run.speculation.worker_gone(worker)
+        return farewell.toll
 
     async def slot_lost(self, slot: int) -> None:
         """The driver starts no more engines in this slot."""
         if self._run is not None:
+            self._run.schedule.slot_lost(slot)
             self._run.speculation.slot_lost(slot)
 
     async def close(self) -> None:
         """Stop at once, publishing nothing: what a kill does, for coordinators that share a process with others."""
-        if self._work is not None:
-            self._work.cancel()
-            await asyncio.gather(self._work, return_exceptions=True)
+        for task in (self._work, self._beating):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         if self._run is not None:
             await self._run.publisher.cancel()
         self._close_endpoint()
@@ -224,8 +239,8 @@ class Coordinator:
 
     async def _open(self) -> _OpenRun:
         """Replay, then claim: nothing is leased before. Waits for a store that is away."""
-        storage = self._storage = open_storage(self._setup.run_url)
-        plan = await self._patience(lambda: open_plan(storage))
+        storage = self._storage = open_storage(self._setup.run_url, self._spec.store)
+        plan = await self._patience(lambda: open_plan(near(storage)))  # rows go out while the store is away
         journal = Journal(storage, self._setup.session, plan.count)
         replayed = await self._patience(lambda: journal.replay(plan.settled()))
         is_restart = replayed.newest_claim is not None and replayed.newest_claim.session == self._setup.session
@@ -235,13 +250,7 @@ class Coordinator:
         await self._patience(lambda: take(self._claim()))
         await self._patience(storage.sweep)
         reopened = await asyncio.to_thread(journal.reopened)
-        schedule = Schedule(
-            journal.done - reopened.pending,
-            self._spec.limits.attempts,
-            expected_slots=range(self._spec.engine.replicas) if is_restart else (),
-            adopt_until=time.monotonic() + ADOPTION_SECONDS,
-            only=self._setup.pilot_rows if self._setup.purpose is Purpose.PILOT else None,
-        )
+        schedule = self._schedule(journal, reopened, is_restart)
         publisher = Publisher(journal, schedule, self._spec.checkpoint, self._patience, self._setup.session)
         if unwritten := self._unwritten(replayed):
             await publisher.write(unwritten)
@@ -250,6 +259,24 @@ class Coordinator:
         return _OpenRun(
             plan, by_source, journal, schedule, publisher, speculation, journal.totals, is_restart, reopened
         )
+
+    def _schedule(self, journal: Journal, reopened: Reopened, is_restart: bool) -> Schedule:
+        """A schedule that knows what earlier coordinators knew of rows that are not done."""
+        engine, records = self._spec.engine, journal.records
+        schedule = Schedule(
+            journal.done - reopened.pending,
+            self._spec.limits.attempts,
+            expected_slots=range(engine.replicas) if is_restart else (),
+            adopt_until=time.monotonic() + ADOPTION_SECONDS,
+            only=self._setup.pilot_rows if self._setup.purpose is Purpose.PILOT else None,
+            failures=_failures(records, reopened),
+            suspects=Suspects(frozenset(range(engine.replicas)), has_worked=journal.totals.generations > 0),
+            proven_rows=PROVEN_FILLS * engine.slots,
+        )
+        for record in records:
+            if isinstance(record, SuspectRows):
+                schedule.restore_suspects(record, self._setup.session)
+        return schedule
 
     def _unwritten(self, replayed: Replayed) -> list[Record]:
         """What the start has brought and the journal does not have yet."""
@@ -265,8 +292,9 @@ class Coordinator:
         self._look_for_failures(run, now)
         self._phase = self._working_phase(run, now)
         await self._write_down_exhausted(run)
+        self._note_trouble(run)
         await run.publisher.turn(now, at_once=self._drain_until is not None or self._is_awaited(run))
-        await self._keep_beat(run, now)
+        self._keep_beat(run, now)
         return self._has_ended(run, now)
 
     def _has_ended(self, run: _OpenRun, now: float) -> bool:
@@ -295,8 +323,11 @@ class Coordinator:
         """The session is over for starters too, unless somebody else holds the run now."""
         if self._storage is None or isinstance(self._error, Fenced | RunHeld):
             return
-        with suppress(StoreError):
-            await asyncio.to_thread(write_holder, self._storage, self._holder(HolderState(self._phase.value)))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_SECONDS):
+                if self._beating is not None:
+                    await self._beating  # or an older word could come last
+                await self._write_holder(HolderState(self._phase.value))
 
     # --- decisions -------------------------------------------------------------------------------
 
@@ -398,7 +429,7 @@ class Coordinator:
         ordinal, round_, status, reason = (
             table.column(name)[index].as_py() for name in ("ordinal", "round", "status", "reason")
         )
-        if not round_ or status != Status.REJECTED:
+        if ordinal not in run.reopened.pending or status != Status.REJECTED:
             return False
         run.publisher.end_retry(ordinal, round_, status, reason or "")
         return True
@@ -445,7 +476,8 @@ class Coordinator:
         """Rows whose attempts are used up become finished rows; with the store away they wait."""
         while self._exhausted:
             exhausted, worker = self._exhausted[0]
-            if round_ := run.reopened.round_of(exhausted.ordinal):
+            round_ = run.reopened.round_of(exhausted.ordinal)
+            if exhausted.ordinal in run.reopened.pending:
                 run.publisher.end_retry(exhausted.ordinal, round_, Status.FAILED, exhausted.reason)
                 self._exhausted.pop(0)
                 continue
@@ -453,8 +485,18 @@ class Coordinator:
                 (planned,) = await self._planned(run, [exhausted.ordinal])
             except StoreUnavailable:
                 return
-            run.publisher.add(rows.to_table([failed_row(planned, exhausted, worker, self._setup)]))
+            run.publisher.add(rows.to_table([failed_row(planned, exhausted, worker, self._setup, round_)]))
             self._exhausted.pop(0)
+
+    def _note_trouble(self, run: _OpenRun) -> None:
+        """What must be known of unfinished rows after this process: suspects at once, failed attempts with the next
+        publication.
+        """
+        if (suspects := run.schedule.changed_suspects(self._setup.session)) is not None:
+            run.publisher.note([suspects])
+        if failures := run.schedule.changed_failures():
+            counts = tuple((row, run.reopened.round_of(row), count) for row, count in sorted(failures.items()))
+            run.publisher.attach([RowAttempts(counts)])
 
     async def _planned(self, run: _OpenRun, wanted: Sequence[int]) -> list[PlannedRow]:
         try:
@@ -472,6 +514,7 @@ class Coordinator:
             phase=self._phase,
             planned=run.plan.count if run else 0,
             left=run.schedule.plan_left if run else 0,
+            suspects=run.schedule.suspects if run else 0,
             totals=run.totals if run else Totals(),
             in_flight=run.schedule.in_flight if run else 0,
             uncommitted_rows=run.publisher.uncommitted_rows if run else 0,
@@ -517,26 +560,37 @@ class Coordinator:
     def _released(self) -> Record:
         return Released(self._setup.session, ReleaseReason(self._ending_phase().value), _time_of_day())
 
-    async def _keep_beat(self, run: _OpenRun, now: float) -> None:
-        """holder.json is for people and starters; that it cannot be written stops nothing: publishing decides.
-
-        Another's name in it is a reason to look at the fence at once, and not to write over it before.
-        """
-        if now - self._last_beat_at < BEAT_SECONDS or self._storage is None:
+    def _keep_beat(self, run: _OpenRun, now: float) -> None:
+        """Aside: a store that hangs must not hold up the ticks."""
+        if now - self._last_beat_at < BEAT_SECONDS:
             return
+        if self._beating is not None:
+            if not self._beating.done():
+                return
+            self._beating.result()
         self._last_beat_at = now
-        if self._beat and not self._is_in_doubt and await asyncio.to_thread(self._is_named_another, self._storage):
+        self._beating = asyncio.ensure_future(self._beat_once(run))
+
+    async def _beat_once(self, run: _OpenRun) -> None:
+        """Another's name in holder.json is a reason to look at the fence first, and not to write over it before."""
+        if self._beat and not self._is_in_doubt and await asyncio.to_thread(self._is_named_another):
             self._is_in_doubt = True
             run.publisher.look_at_once()
             return
         self._is_in_doubt = False
         self._beat += 1
-        with suppress(StoreError):
-            await asyncio.to_thread(write_holder, self._storage, self._holder(HolderState.RUNNING))
+        await self._write_holder(HolderState.RUNNING)
 
-    def _is_named_another(self, storage: Storage) -> bool:
+    async def _write_holder(self, state: HolderState) -> None:
+        """holder.json is for people and starters; that it cannot be written stops nothing: publishing decides."""
+        if self._storage is not None:
+            with suppress(StoreError):
+                await asyncio.to_thread(write_holder, self._storage, self._holder(state))
+
+    def _is_named_another(self) -> bool:
+        assert self._storage is not None, "the run is open"
         try:
-            holder = read_holder(storage)
+            holder = read_holder(self._storage)
         except StoreError:
             return False
         return holder is not None and holder.session != self._setup.session
@@ -566,6 +620,17 @@ def _report(request: ExchangeRequest, table: pa.Table | None) -> Report:
         failed=request.failed,
         free_slots=request.free_slots,
     )
+
+
+def _failures(records: Sequence[Record], reopened: Reopened) -> dict[int, int]:
+    """How often rows were tried in the round that they are in."""
+    return {
+        ordinal: attempts
+        for record in records
+        if isinstance(record, RowAttempts)
+        for ordinal, round_, attempts in record.attempts
+        if round_ == reopened.round_of(ordinal)
+    }
 
 
 def _unheard(slots: int) -> ReplicaStats:

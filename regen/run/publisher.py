@@ -25,6 +25,7 @@ from regen.store.journal import Journal
 
 T = TypeVar("T")
 
+_LOOK_SECONDS = 0.2
 RETRY_FIRST_SECONDS, RETRY_LONGEST_SECONDS = 0.5, 30.0
 
 
@@ -36,11 +37,14 @@ class Patience:
         self.error: StoreUnavailable | None = None
 
     async def __call__(self, call: Callable[[], T]) -> T:
-        """Runs `call` in a thread. Raises StoreUnavailable after `give_up_at` (monotonic), other errors at once."""
+        """Runs `call` in a thread. Raises StoreUnavailable after `give_up_at` (monotonic), other errors at once.
+
+        A call that hangs then is left to itself: it may still reach the store, as one whose answer was lost.
+        """
         wait_seconds = RETRY_FIRST_SECONDS
         while True:
             try:
-                answer = await asyncio.to_thread(call)
+                answer = await self._answer(call)
             except StoreUnavailable as error:
                 self.error = error
                 if time.monotonic() >= self.give_up_at:
@@ -50,6 +54,17 @@ class Patience:
             else:
                 self.error = None
                 return answer
+
+    async def _answer(self, call: Callable[[], T]) -> T:
+        calling = asyncio.ensure_future(asyncio.to_thread(call))
+        try:
+            while not calling.done():
+                await asyncio.wait((calling,), timeout=_LOOK_SECONDS)
+                if not calling.done() and time.monotonic() >= self.give_up_at:
+                    raise StoreUnavailable("the store does not answer, and there is no more time to wait for it")
+        finally:
+            calling.cancel()
+        return calling.result()
 
     async def _sleep(self, seconds: float) -> None:
         """Until then, or until the deadline, which may come nearer while this sleeps."""
@@ -91,6 +106,7 @@ class Publisher:
         self._buffer = _Buffer()
         self._publishing = _Buffer()
         self._records: list[Record] = []
+        self._attached: list[Record] = []
         self._publication: asyncio.Task[None] | None = None
         self._looked_at = time.monotonic()
         self.published_at = time.monotonic()
@@ -120,6 +136,10 @@ class Publisher:
         """Control records that go with the next publication, which they make due."""
         self._records.extend(records)
 
+    def attach(self, records: Sequence[Record]) -> None:
+        """Control records that go with the next publication, whenever it is due."""
+        self._attached.extend(records)
+
     async def turn(self, now: float, at_once: bool) -> None:
         """Take in a publication that has ended, begin one that is due. `at_once`: whatever is there."""
         if self._publication is not None and self._publication.done():
@@ -134,7 +154,8 @@ class Publisher:
 
     async def write(self, records: Sequence[Record]) -> None:
         """Publish control records in a file without rows, when nothing else is being published."""
-        await self._commit(rows.SCHEMA.empty_table(), records)
+        attached, self._attached = self._attached, []
+        await self._commit(rows.SCHEMA.empty_table(), [*attached, *records])
 
     async def cancel(self) -> None:
         """Stop a publication where it is."""
@@ -154,6 +175,8 @@ class Publisher:
     async def _publish(self) -> None:
         self._publishing, self._buffer = self._buffer, _Buffer()
         records, self._records = self._records, []
+        if records or self._publishing.rows:
+            records, self._attached = [*records, *self._attached], []
         if ended := self._publishing.ended:
             records = [*records, RetriesEnded(self._session, tuple(ended))]
         if self._publishing.rows or records:

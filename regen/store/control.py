@@ -6,7 +6,7 @@ whoever reads it: skipping a record could undo a decision that it carries. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -69,10 +69,49 @@ class DriftAccepted:
 @with_config(_STRICT)
 @dataclass(frozen=True, slots=True)
 class RowAttempts:
-    """How often rows that are not done yet were tried so far, by ordinal. A later record replaces single entries."""
+    """How often rows that are not done yet were tried so far: (ordinal, round, attempts).
 
-    attempts: Mapping[int, int]
+    A later record replaces single entries; 0 attempts: the row is done. In another round a row begins anew.
+    """
+
+    attempts: tuple[tuple[int, int, int], ...]
     kind: Literal["row_attempts"] = "row_attempts"
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True)
+class SuspectGroup:
+    """Rows that run together and with nobody else; `slots` are where engines died with them, `home` is to run them."""
+
+    rows: tuple[int, ...]
+    slots: tuple[int, ...]
+    home: int | None
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True)
+class SoloKill:
+    """An engine died while it had this row alone. `told` for people."""
+
+    ordinal: int
+    slot: int
+    is_stall: bool
+    told: str
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True)
+class SuspectRows:
+    """All rows that are suspected of killing engines (run/suspects.py); it replaces the one before. Done rows are none.
+
+    Deaths on `distrusted` slots of this session blame no row.
+    """
+
+    session: str
+    groups: tuple[SuspectGroup, ...]
+    kills: tuple[SoloKill, ...]
+    distrusted: tuple[int, ...]
+    kind: Literal["suspect_rows"] = "suspect_rows"
 
 
 @with_config(_STRICT)
@@ -102,6 +141,39 @@ class RetriesEnded:
     session: str
     rows: tuple[tuple[int, int, str, str], ...]
     kind: Literal["retries_ended"] = "retries_ended"
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True)
+class PlanExtended:
+    """The plan has `rows` more, and `plan_rows` with them; `digest` is the plan's from here on.
+
+    The rows, and the sources that they come from, are in the plan's own summary.
+    """
+
+    session: str
+    rows: int
+    plan_rows: int
+    digest: str
+    at: str
+    kind: Literal["plan_extended"] = "plan_extended"
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True)
+class RunClosed:
+    """Nothing is ever made for this run again: its rows, `rows` of them, are in its shards, which were verified.
+
+    It is in the last file of the journal, number `number`, together with a snapshot: the files before it do not count
+    any more, and may be deleted.
+    """
+
+    session: str
+    number: int
+    rows: int
+    shards: int
+    at: str
+    kind: Literal["run_closed"] = "run_closed"
 
 
 class DecidedBy(StrEnum):
@@ -176,16 +248,36 @@ class ArmMeasured:
     kind: Literal["arm_measured"] = "arm_measured"
 
 
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True)
+class FilesVoided:
+    """These journal files do not count, whatever lies under their names: their rows are not done by them.
+
+    `numbers` are ranges, both ends included, each with its reason. The file that carries this has a snapshot of what
+    the other files amount to, so that no reader needs a voided one.
+    """
+
+    session: str
+    numbers: tuple[tuple[int, int], ...]
+    reasons: tuple[str, ...]
+    at: str
+    kind: Literal["files_voided"] = "files_voided"
+
+
 Record = (
     Claim
     | Released
     | DriftAccepted
     | RowAttempts
+    | SuspectRows
     | RowsReopened
     | RetriesEnded
+    | PlanExtended
+    | RunClosed
     | SpeculationConfigured
     | SpeculationDecided
     | ArmMeasured
+    | FilesVoided
 )
 _ADAPTER: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 
@@ -195,7 +287,7 @@ class Standing:
     """What all records up to some file amount to.
 
     `released` is set only if the session of `claim` has let go. `records` are all other records that still matter, in
-    order, with `RowAttempts` merged into one.
+    order, with `RowAttempts` merged into one, and the last `SuspectRows` only.
     """
 
     claim: Claim | None = None
@@ -218,6 +310,10 @@ class Standing:
                 return replace(self, released=record) if is_holder else self
             case RowAttempts():
                 return replace(self, records=_with_attempts(self.records, record))
+            case SuspectRows():
+                others = tuple(one for one in self.records if not isinstance(one, SuspectRows))
+                is_over = not (record.groups or record.kills or record.distrusted)
+                return replace(self, records=others if is_over else (*others, record))
             case _:
                 return replace(self, records=(*self.records, record))
 
@@ -225,6 +321,26 @@ class Standing:
         """For a snapshot: records that amount to this standing."""
         present = [record for record in (self.claim, self.released) if record is not None]
         return [to_json(record) for record in (*present, *self.records)]
+
+
+class Voided:
+    """Numbers of journal files that do not count. A few ranges: asking costs as many comparisons."""
+
+    def __init__(self, records: Iterable[Record] = ()) -> None:
+        self._ranges = [numbers for record in records for numbers in _without_count(record)]
+
+    def __contains__(self, number: int) -> bool:
+        return any(number in numbers for numbers in self._ranges)
+
+    def __bool__(self) -> bool:
+        return bool(self._ranges)
+
+
+def _without_count(record: Record) -> Iterator[range]:
+    if isinstance(record, FilesVoided):
+        yield from (range(first, last + 1) for first, last in record.numbers)
+    elif isinstance(record, RunClosed):
+        yield range(record.number)
 
 
 def to_json(record: Record) -> dict[str, Any]:
@@ -246,9 +362,10 @@ def from_json(values: object, where: str) -> Record:
 
 
 def _with_attempts(records: tuple[Record, ...], new: RowAttempts) -> tuple[Record, ...]:
-    merged: dict[int, int] = {}
-    for record in records:
+    merged: dict[int, tuple[int, int]] = {}
+    for record in (*records, new):
         if isinstance(record, RowAttempts):
-            merged.update(record.attempts)
-    merged.update(new.attempts)
-    return (*(record for record in records if not isinstance(record, RowAttempts)), RowAttempts(merged))
+            merged.update({ordinal: (round_, attempts) for ordinal, round_, attempts in record.attempts})
+    kept = tuple((ordinal, round_, attempts) for ordinal, (round_, attempts) in sorted(merged.items()) if attempts)
+    others = tuple(record for record in records if not isinstance(record, RowAttempts))
+    return (*others, RowAttempts(kept)) if kept else others

@@ -54,3 +54,12 @@ def test_every_column_that_is_shown_exists(path: Path) -> None:
 def test_every_file_of_the_tree_that_is_named_exists(path: Path) -> None:
     named = re.findall(r"`(regen/[\w/]+\.py|tests/[\w/]+\.py|examples/[\w/-]+\.\w+)`", path.read_text(encoding="utf-8"))
     assert [name for name in named if "NAME" not in name and not (ROOT / name).exists()] == []
+
+
+def test_every_test_that_is_named_exists(path: Path) -> None:
+    named = re.findall(r"`?(tests/[\w/]+\.py)::(\w+)`?", path.read_text(encoding="utf-8"))
+    assert [name for name in named if f"def {name[1]}(" not in _text(ROOT / name[0])] == []
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""

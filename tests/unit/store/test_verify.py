@@ -17,10 +17,10 @@ from regen.rows import SCHEMA, from_table, to_table
 from regen.store.findings import Code
 from regen.store.footer import Footer
 from regen.store.layout import PLAN, SHARDS, journal_key, shard_key
+from regen.store.local import LocalStorage
 from regen.store.parquet import RowsFile, content_digest, encode_rows, integers, texts
 from regen.store.replay import replay
 from regen.store.shards import Shard, seal, shard_entry
-from regen.store.storage import LocalStorage
 from regen.store.verify import Verification, verify
 from tests.memory_storage import MemoryStorage
 from tests.output_rows import MemoryPlan, output_row, row_id
@@ -241,7 +241,7 @@ def _shard_of_other_rows(folder: Folder) -> None:
     rows = RowsFile(folder.storage.read(key), "test").table().to_pylist()
     rows[2] = to_table([output_row(12, text="never committed")]).to_pylist()[0]
     digest = content_digest([row["ordinal"] for row in rows], [row["digest"] for row in rows])
-    entry = shard_entry(Shard(key, 10, 19, 10, digest), folder.plan.digest)
+    entry = shard_entry(Shard(key, 10, 19, 10, digest), folder.plan)
     folder.storage.replace(key, encode_rows(pa.Table.from_pylist(rows, schema=SCHEMA), entry))
 
 
