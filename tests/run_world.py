@@ -813,5 +813,5 @@ class World:
 
 
 async def _turns() -> None:
-    for _ in range(6):
+    for _ in range(14):
         await _real_sleep(0)
