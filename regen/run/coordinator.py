@@ -52,6 +52,7 @@ from regen.records import (
 )
 from regen.run.failed_rows import failed_row
 from regen.run.garbage_duty import Dismissal, GarbageDuty
+from regen.run.held import refuse_newcomer
 from regen.run.limits import too_many_failed
 from regen.run.publisher import Patience, Publisher, ordinals
 from regen.run.restarts import PROVEN_FILLS
@@ -60,7 +61,7 @@ from regen.run.setup import Assignment, Purpose, RunSetup
 from regen.run.speculation import SpeculationControl
 from regen.run.suspects import Suspects
 from regen.store.control import Claim, Record, Released, ReleaseReason, RowAttempts, SuspectRows
-from regen.store.holder import Holder, HolderState, write_holder
+from regen.store.holder import Holder, HolderState, heartbeat, read_holder, write_holder
 from regen.store.journal import Journal
 from regen.store.machine import machine_identity, process_exists
 from regen.store.pilot_files import steps_key, steps_to_bytes
@@ -137,6 +138,7 @@ class Coordinator:
         self._session_output_tokens = 0
         self._last_beat_at = float("-inf")
         self._beat = 0
+        self._is_in_doubt = False
         self._beating: asyncio.Task[None] | None = None
         self._drain_until: float | None = None
         self._endpoint: Endpoint | None = None
@@ -237,6 +239,8 @@ class Coordinator:
                 await asyncio.sleep(TICK_SECONDS)
             await self._write_steps()
             await run.publisher.write([self._released()])
+        except (Fenced, RunHeld) as error:
+            self._error = await self._told_by_whom(error)
         except RegenError as error:
             self._error = self._error or error
         except Exception as error:  # a defect: it ends the run, with its trace in this process's log
@@ -253,7 +257,8 @@ class Coordinator:
         journal = Journal(storage, self._setup.session, plan.count)
         replayed = await self._patience(lambda: journal.replay(plan.settled()))
         is_restart = replayed.newest_claim is not None and replayed.newest_claim.session == self._setup.session
-        self._refuse_newcomer(replayed, is_restart)
+        if not is_restart:
+            refuse_newcomer(replayed, self._setup.claim_seen, storage.url)
         take = journal.resume_own if is_restart else journal.claim
         await self._patience(lambda: take(self._claim()))
         await self._patience(storage.sweep)
@@ -285,16 +290,6 @@ class Coordinator:
                 schedule.restore_suspects(record, self._setup.session)
         return schedule
 
-    def _refuse_newcomer(self, replayed: Replayed, is_restart: bool) -> None:
-        """Somebody may have begun this run after our start had looked for a holder: it is theirs then."""
-        claim, setup = replayed.newest_claim, self._setup
-        is_known = claim is None or is_restart or replayed.released is not None or claim.session == setup.claim_seen
-        if claim is not None and not is_known and not setup.take_over:
-            raise RunHeld(
-                f"{setup.run_url}: session {claim.session} (host {claim.host}, driver pid {claim.driver_pid}) has begun"
-                " this run meanwhile. Let it go on, or start with --take-over if you know that it is gone."
-            )
-
     def _unwritten(self, replayed: Replayed) -> list[Record]:
         """What the start has brought and the journal does not have yet."""
         brought = (self._setup.drift, self._setup.configured)
@@ -311,7 +306,7 @@ class Coordinator:
         await self._write_down_exhausted(run)
         self._note_trouble(run)
         await run.publisher.turn(now, at_once=self._drain_until is not None or self._is_awaited(run))
-        self._keep_beat(now)
+        self._keep_beat(run, now)
         return self._has_ended(run, now)
 
     def _has_ended(self, run: _OpenRun, now: float) -> bool:
@@ -329,6 +324,12 @@ class Coordinator:
             key = steps_key(self._setup.session, self._incarnation)
             with suppress(StoreError):
                 await asyncio.to_thread(self._storage.replace, key, steps_to_bytes(self._steps))
+
+    async def _told_by_whom(self, error: Fenced | RunHeld) -> RegenError:
+        """The loser's error, with the age of the other's heartbeat."""
+        assert self._storage is not None, "the store has said so"
+        seen = await asyncio.to_thread(heartbeat, self._storage, self._setup.session, datetime.now(UTC))
+        return type(error)(f"{error} ({seen})")
 
     async def _leave_holder(self) -> None:
         """The session is over for starters too, unless somebody else holds the run now."""
@@ -589,7 +590,7 @@ class Coordinator:
     def _released(self) -> Record:
         return Released(self._setup.session, ReleaseReason(self._ending_phase().value), _time_of_day())
 
-    def _keep_beat(self, now: float) -> None:
+    def _keep_beat(self, run: _OpenRun, now: float) -> None:
         """Aside: a store that hangs must not hold up the ticks."""
         if now - self._last_beat_at < BEAT_SECONDS:
             return
@@ -598,14 +599,31 @@ class Coordinator:
                 return
             self._beating.result()
         self._last_beat_at = now
+        self._beating = asyncio.ensure_future(self._beat_once(run))
+
+    async def _beat_once(self, run: _OpenRun) -> None:
+        """Another's name in holder.json is a reason to look at the fence first, and not to write over it before."""
+        if self._beat and not self._is_in_doubt and await asyncio.to_thread(self._is_named_another):
+            self._is_in_doubt = True
+            run.publisher.look_at_once()
+            return
+        self._is_in_doubt = False
         self._beat += 1
-        self._beating = asyncio.ensure_future(self._write_holder(HolderState.RUNNING))
+        await self._write_holder(HolderState.RUNNING)
 
     async def _write_holder(self, state: HolderState) -> None:
         """holder.json is for people and starters; that it cannot be written stops nothing: publishing decides."""
         if self._storage is not None:
             with suppress(StoreError):
                 await asyncio.to_thread(write_holder, self._storage, self._holder(state))
+
+    def _is_named_another(self) -> bool:
+        assert self._storage is not None, "the run is open"
+        try:
+            holder = read_holder(self._storage)
+        except StoreError:
+            return False
+        return holder is not None and holder.session != self._setup.session
 
     def _holder(self, state: HolderState) -> Holder:
         setup = self._setup

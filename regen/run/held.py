@@ -6,6 +6,7 @@ import time
 from datetime import UTC, datetime
 
 from regen.data.plan import open_plan, read_summary
+from regen.errors import RunHeld
 from regen.protocols import Storage
 from regen.store.control import Record
 from regen.store.holder import Holder, Liveness, held, read_holder, watch
@@ -32,6 +33,22 @@ def refuse_if_held(storage: Storage, take_over: bool) -> str | None:
     if not take_over:
         refuse_if_alive(storage, replayed)
     return replayed.newest_claim.session if replayed.newest_claim else None
+
+
+def refuse_newcomer(replayed: Replayed, claim_seen: str | None, url: str) -> None:
+    """Raises RunHeld if anybody has claimed the run since the look that found `claim_seen`: it is theirs then.
+
+    Also with `--take-over`, which is about whom that look has found: of two starts at once the second must not put out
+    the first. And also when the other has ended by now: a coordinator that lost the run and was restarted by Ray stands
+    just here, and must not take it back.
+    """
+    claim = replayed.newest_claim
+    if claim is not None and claim.session != claim_seen:
+        raise RunHeld(
+            f"{url}: session {claim.session} (host {claim.host}, coordinator pid {claim.pid}, driver pid"
+            f" {claim.driver_pid}) has begun this run meanwhile. Let it go on, or start again with --take-over if you"
+            " know that it is gone."
+        )
 
 
 def refuse_if_alive(storage: Storage, replayed: Replayed) -> None:

@@ -188,6 +188,10 @@ class Publisher:
         if self._publication is None and self._is_due(now, at_once):
             self._publication = asyncio.ensure_future(self._publish())
 
+    def look_at_once(self) -> None:
+        """Publish, or look at the fence, with the next turn: somebody else may hold the run."""
+        self._looked_at = float("-inf")
+
     async def write(self, records: Sequence[Record]) -> None:
         """Publish control records in a file without rows, when nothing else is being published."""
         attached, self._attached = self._attached, []

@@ -19,7 +19,7 @@ from regen.data.plan import open_plan, read_summary
 from regen.errors import SpecError, UserError
 from regen.protocols import Storage
 from regen.rows import SCHEMA
-from regen.run.held import refuse_if_held
+from regen.run.held import refuse_if_held, refuse_newcomer
 from regen.run.record import require_record
 from regen.spec import RunSpec, SourceSamplingSpec
 from regen.store.choosing import Wanted, chosen
@@ -44,7 +44,7 @@ def retry(storage: Storage, wanted: Wanted, sampling: dict[str, float | int]) ->
     """
     spec = require_record(storage).spec
     _check(spec, wanted, sampling)
-    refuse_if_held(storage, take_over=False)
+    claim_seen = refuse_if_held(storage, take_over=False)
     if read_summary(storage) is None:
         raise SpecError(f"{storage.url}: planning has not ended yet, so nothing is done")
     plan = open_plan(storage)
@@ -53,7 +53,9 @@ def retry(storage: Storage, wanted: Wanted, sampling: dict[str, float | int]) ->
         return Retry(0, None)
     session = uuid.uuid4().hex[:12]
     journal = Journal(storage, session, plan.count)
-    round_ = next_round(journal.replay(plan.settled()).records)
+    replayed = journal.replay(plan.settled())
+    refuse_newcomer(replayed, claim_seen, storage.url)
+    round_ = next_round(replayed.records)
     if round_ > LAST_ROUND:
         raise UserError(f"{storage.url}: rows were opened again {LAST_ROUND} times; there is no room for another round")
     now = datetime.now(UTC).isoformat(timespec="seconds")

@@ -5,7 +5,8 @@ Invariants:
   reply leaks nothing, and a coordinator that lost its memory learns it again without running a row twice.
 - A row is settled when it is committed. Until then its worker holds the finished row and can be asked to send it again.
 - The first result of a row wins; a second one is told to go.
-- A newer incarnation of a slot ends the older one for good; within one, an older `seq` changes nothing.
+- A newer incarnation of a slot ends the older one for good, and so does its death; within one, an older `seq` changes
+  nothing, and the same one again gets the same rows.
 - Rows that an engine died with cost no attempt, and are leased apart until it is known which of them kill engines
   (run/suspects.py).
 
@@ -90,6 +91,7 @@ class _View:
     seq: int
     seen_at: float
     held: set[int] = field(default_factory=set)
+    granted: tuple[Grant, ...] = ()
     running: list[int] = field(default_factory=list)
     finished: int = 0
     toll: Toll = field(default_factory=Toll)
@@ -183,25 +185,28 @@ class Schedule:
     def report(self, report: Report, now: float, may_lease: bool = True) -> Orders:
         """One worker's exchange: take in what it lists; `may_lease`: hand out what it has room for."""
         view = self._views.get(report.worker.slot)
-        if view is not None and report.worker.incarnation < view.incarnation:
+        if view is not None and self._is_over(report.worker, view):
             return Orders(superseded=True)
         if view is None or report.worker.incarnation > view.incarnation:
             view = self._new_incarnation(report.worker, now)
         elif report.seq < view.seq:
             return Orders()
-        is_repeated = report.seq == view.seq
+        elif report.seq == view.seq:
+            view.seen_at = now
+            return self._again(report, view)
         view.seq, view.seen_at = report.seq, now
         self._unheard.discard(report.worker.slot)
         accepted = self._receive(report, view)
         self._update_held(report, view)
         slot = report.worker.slot
-        exhausted = () if is_repeated else tuple(filter(None, (self._fail(slot, one) for one in report.failed)))
+        exhausted = tuple(filter(None, (self._fail(slot, one) for one in report.failed)))
         self._requeue(self._suspects.listed(slot, set(view.running)))
+        view.granted = self._grant(report, view, now) if may_lease else ()
         return Orders(
             accepted=accepted,
             settled=self._settled(report),
-            resend=tuple(ordinal for ordinal in report.awaiting if self._is_wanted(ordinal)),
-            grants=self._grant(report, view, now) if may_lease else (),
+            resend=self._resend(report),
+            grants=view.granted,
             exhausted=exhausted,
         )
 
@@ -220,12 +225,15 @@ class Schedule:
     def worker_gone(self, worker: WorkerId, death: Death | None = None) -> Farewell:
         """This incarnation has ended: what it held and had not sent goes back at once. `death`: perhaps of its rows.
 
-        Told again, the answer is the same and nothing happens.
+        Told again, the answer is the same and nothing happens. Nothing is handed to it any more, whatever of it is
+        still on its way or comes back from a lost node.
         """
-        self._unheard.discard(worker.slot)
         view = self._views.get(worker.slot)
-        if view is None or view.incarnation != worker.incarnation:
+        if view is None or view.incarnation < worker.incarnation:
+            view = self._new_incarnation(worker, seen_at=0.0)
+        if view.incarnation != worker.incarnation:
             return Farewell(Toll())
+        self._unheard.discard(worker.slot)
         if view.is_gone:
             return Farewell(view.toll)
         view.is_gone = True
@@ -308,13 +316,26 @@ class Schedule:
 
     # --- steps of a report -----------------------------------------------------------------------
 
-    def _new_incarnation(self, worker: WorkerId, now: float) -> _View:
+    @staticmethod
+    def _is_over(worker: WorkerId, view: _View) -> bool:
+        """Replaced, or known to be dead."""
+        return worker.incarnation < view.incarnation or (worker.incarnation == view.incarnation and view.is_gone)
+
+    def _again(self, report: Report, view: _View) -> Orders:
+        """The newest report once more: taken in already. Rows that it was handed, and has not lost since, are its."""
+        return Orders(
+            settled=self._settled(report),
+            resend=self._resend(report),
+            grants=tuple(grant for grant in view.granted if grant.ordinal in view.held),
+        )
+
+    def _new_incarnation(self, worker: WorkerId, seen_at: float) -> _View:
         before = self._views.get(worker.slot)
         if before is not None:
             if not before.is_gone:
                 self._requeue(self._suspects.left(worker.slot))
             self._let_go(worker.slot, set(before.held))
-        view = _View(worker.incarnation, -1, now)
+        view = _View(worker.incarnation, -1, seen_at)
         self._views[worker.slot] = view
         return view
 
@@ -359,6 +380,10 @@ class Schedule:
         self._received.add(attempt.ordinal)
         self._release(attempt.ordinal)
         return Exhausted(attempt.ordinal, failures, attempt.reason, attempt.detail)
+
+    def _resend(self, report: Report) -> tuple[int, ...]:
+        """Finished rows that were received by an earlier coordinator, and lost with it."""
+        return tuple(ordinal for ordinal in report.awaiting if self._is_wanted(ordinal))
 
     def _condemn(self, condemned: Condemned) -> Exhausted:
         kills = condemned.kills

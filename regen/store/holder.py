@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from pydantic import TypeAdapter, ValidationError
 
-from regen.errors import RunHeld
+from regen.errors import RunHeld, StoreError
 from regen.protocols import Storage
 from regen.store.control import Claim
 from regen.store.files import JournalFiles
@@ -151,6 +151,20 @@ def held(holder: Holder | None, claim: Claim | None, url: str, now: datetime) ->
     return RunHeld(
         f"{url}: is being run by {who}. Stop that one first; if you know that it is gone for good,"
         " start with --take-over"
+    )
+
+
+def heartbeat(storage: Storage, but_of: str, now: datetime) -> str:
+    """For whoever lost the run: who is seen running it, other than session `but_of`. `now` has a time zone."""
+    try:
+        holder = read_holder(storage)
+    except StoreError as error:
+        return f"{HOLDER} cannot be read ({error})"
+    if holder is None or holder.session == but_of:
+        return "it has no heartbeat yet"
+    return (
+        f"session {holder.session} on host {holder.host} (coordinator pid {holder.coordinator_pid}, driver pid"
+        f" {holder.driver_pid}) is {holder.state.value}, last heartbeat {_age(holder, now)}"
     )
 
 

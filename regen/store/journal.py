@@ -356,12 +356,16 @@ class Journal:
         return prepared is not None and self._files.read_bytes(prepared.number) == prepared.data
 
     def _read_on(self, number: int) -> None:
-        """Take in a file that came in between. Raises Fenced if it is a claim."""
+        """Take in a file that came in between. Raises Fenced if it is another session's claim.
+
+        A claim of this very session is a predecessor's, which was still under way when it was killed: it is claimed
+        over, and if its writer lives after all, it is that one which finds its next number taken.
+        """
         data = self._files.read_bytes(number)
         where = self._files.where(number)
         file = RowsFile(data, where)
         footer, ids = self._files.decode_ids(number, file)
-        if any(isinstance(record, Claim) for record in footer.records):
+        if any(isinstance(record, Claim) and record.session != self._session for record in footer.records):
             raise self._fence(_taker(footer))
         ledger = self._known().copy()
         ledger.add_file(footer, ids, len(data), where)
@@ -381,8 +385,9 @@ class Journal:
 
     def _fence(self, taker: _Taker) -> Fenced:
         """From now on nothing is written any more, whatever is called."""
+        who = f"{taker}, a later coordinator of it," if taker.session == self._session else str(taker)
         self._fenced = Fenced(
-            f"{self._storage.url}: {taker} has claimed this run; session {self._session} stops and writes no more"
+            f"{self._storage.url}: {who} has claimed this run; session {self._session} stops here and writes no more"
         )
         return self._fenced
 
@@ -397,7 +402,11 @@ class _Taker:
     def __str__(self) -> str:
         if self.claim is None:
             return f"session {self.session}"
-        return f"session {self.session} (host {self.claim.host}, coordinator pid {self.claim.pid})"
+        claim = self.claim
+        return (
+            f"session {self.session} (host {claim.host}, coordinator pid {claim.pid}, driver pid {claim.driver_pid},"
+            f" started {claim.started_at})"
+        )
 
 
 def _taker(footer: Footer) -> _Taker:

@@ -283,9 +283,9 @@ def test_a_second_coordinator_on_a_live_run_is_refused_naming_the_holder(tmp_pat
 
 
 async def _taken_over(spec: Any) -> None:
-    first, second = begin_run(spec), begin_run(spec, take_over=True)
-    holding = asyncio.ensure_future(drive(LocalCluster(), first))
+    holding = asyncio.ensure_future(drive(LocalCluster(), begin_run(spec)))
     await asyncio.sleep(0.6)
+    second = await asyncio.to_thread(begin_run, spec, take_over=True)
     taking = asyncio.ensure_future(drive(LocalCluster(), second))
     with pytest.raises(Fenced, match=second.worker_setup.run.session):
         await holding

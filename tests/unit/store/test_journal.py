@@ -255,7 +255,7 @@ def test_of_two_claims_the_second_learns_who_was_first(storage: FaultyStorage) -
     second.replay(())
     first.claim(claim_of("s1", pid=4711))
 
-    with pytest.raises(Fenced, match=r"session s1 \(host host-of-s1, coordinator pid 4711\)"):
+    with pytest.raises(Fenced, match=r"session s1 \(host host-of-s1, coordinator pid 4711, driver pid 4712, started"):
         second.claim(claim_of("s2"))
     with pytest.raises(Fenced):
         second.claim(claim_of("s2"))
@@ -352,9 +352,47 @@ def test_two_incarnations_never_take_one_files_bytes_for_their_own(storage: Faul
     for twin in twins:
         twin.replay(())
     twins[0].resume_own(claim_of("s1"))
+    twins[1].resume_own(claim_of("s1"))
 
+    assert [footer_of(storage, number).writer for number in range(2)] == [twin._writer for twin in twins]
+    assert twins[1].publish(table_of(1)).rows == 1
+    with pytest.raises(Fenced, match="a later coordinator of it"):
+        twins[0].publish(table_of(2))
+
+
+def test_a_late_claim_of_the_predecessor_is_claimed_over(storage: FaultyStorage) -> None:
+    predecessor, restarted = (Journal(storage, "s1", PLAN_ROWS) for _ in range(2))
+    for journal in (predecessor, restarted):
+        journal.replay(())
+    predecessor.claim(claim_of("s1"))  # it was under way when its process was killed
+
+    restarted.claim(claim_of("s1"))
+
+    assert restarted.publish(table_of(1)).number == 2
+
+
+def test_a_number_is_used_once_whatever_comes_in_between(storage: FaultyStorage) -> None:
+    first = opened(storage)
+    storage.fail_creates, storage.lose_answers = 1, 0
+    prepared = first.prepare(table_of(1))
+    with pytest.raises(StoreUnavailable):
+        first.commit(prepared)
+    second = opened(storage, "s2")  # takes the number that the first one has prepared
     with pytest.raises(Fenced):
-        twins[1].resume_own(claim_of("s1"))
+        first.commit(prepared)
+    storage.lose_answers = 1
+    prepared = second.prepare(table_of(2))
+    with pytest.raises(StoreUnavailable):
+        second.commit(prepared)
+    restarted = Journal(storage, "s2", PLAN_ROWS)
+    restarted.replay(())
+    restarted.resume_own(claim_of("s2"))
+
+    assert [footer_of(storage, number).session for number in range(4)] == ["s1", "s2", "s2", "s2"]
+    assert (restarted.next_number, sorted(restarted.done)) == (4, [2])
+    storage.created.clear()
+    assert restarted.publish(table_of(1)).number == 4
+    assert len(storage.created) == 1
 
 
 def test_a_late_write_of_the_predecessor_is_taken_in(storage: FaultyStorage) -> None:
