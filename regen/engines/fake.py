@@ -13,7 +13,9 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from regen.engines.fake_child import FakeChild
 from regen.engines.fake_time import Drafting, StepLoop, accepted_of
 from regen.errors import EngineDied, EngineStartFailed, RowFailed, RowRefused
 from regen.records import (
@@ -54,6 +56,8 @@ class FakeEngine:
         self._requests = 0
         self._counters = EngineCounters(acceptance=None if self._acceptance_is_absent else Acceptance())
         self._dead = asyncio.Event()
+        self._slot = worker.slot
+        self._child: FakeChild | None = None
         self._drafting = Drafting(speculation)
         self._steps: StepLoop | None = None
         if spec.cost is not None:
@@ -62,6 +66,8 @@ class FakeEngine:
     async def start(self) -> EngineInfo:
         if self._strike("hang_at_start"):
             await asyncio.Event().wait()
+        if self._spec.device is not None:
+            self._child = await asyncio.to_thread(FakeChild, Path(f"{self._spec.device}.{self._slot}"))
         await asyncio.sleep(self._spec.start_seconds)
         if self._strike("die_at_start"):
             raise EngineStartFailed("the fake engine was told to die at its start")
@@ -107,6 +113,8 @@ class FakeEngine:
         self._dead.set()
         if self._steps is not None:
             self._steps.close()
+        if self._child is not None:
+            await asyncio.to_thread(self._child.close)
 
     @property
     def _acceptance_is_absent(self) -> bool:
