@@ -258,7 +258,10 @@ class FakeEngineSpec(_EngineCommon):
     device: str | None = Field(
         None,
         description="Each engine has a process that holds the lock of the file `device`.SLOT and ignores SIGTERM, as an"
-        " engine's process holds a GPU.",
+        " engine's process holds a GPU. Whoever ends that process ends the engine.",
+    )
+    made_log: str | None = Field(
+        None, description="A file to which each generation made adds a line of JSON: time, process, slot, request."
     )
     acceptance_by_position: list[Share] = Field(
         default_factory=lambda: [0.7, 0.4, 0.2],

@@ -44,6 +44,10 @@ class FakeChild:
             self.close()
             raise EngineStartFailed(f"the fake engine's device {device} is held by another process")
 
+    @property
+    def lives(self) -> bool:
+        return self._process.poll() is None
+
     def close(self) -> None:
         """Ends the process; the device is free afterwards."""
         self._process.kill()

@@ -56,8 +56,7 @@ class Mark:
 
 def mark_of(setup: WorkerSetup, owner: int) -> Mark:
     """For the engine of this worker."""
-    run = hashlib.blake2b(setup.run.run_url.encode("utf-8"), digest_size=8).hexdigest()
-    return Mark(run, setup.worker.slot, setup.run.session, setup.worker.incarnation, owner)
+    return Mark(_run(setup.run.run_url), setup.worker.slot, setup.run.session, setup.worker.incarnation, owner)
 
 
 def is_leftover(other: Mark, mine: Mark, owner_lives: bool) -> bool:
@@ -88,10 +87,11 @@ def end_leftovers(mine: Mark, limit_seconds: float = LEFTOVER_SECONDS) -> None:
     while leftovers := _leftovers(mine):
         marked.kill(leftovers)
         if time.monotonic() > deadline:
+            pids = ", ".join(map(str, leftovers))
             raise EngineStartFailed(
-                f"replica {mine.slot}: processes {', '.join(map(str, leftovers))} of an older engine of this replica are"
-                f" still there, {limit_seconds:g} s after they were killed: they may hang in the kernel, and hold the"
-                " device. Look at them (`ps -o stat,wchan:20,cmd -p PID`); a driver that hangs needs the node restarted."
+                f"replica {mine.slot}: processes {pids} of an older engine of this replica"
+                f" are still there, {limit_seconds:g} s after they were killed: they may hang in the kernel and"
+                " hold the device. Look at them (`ps -o stat,wchan:20,cmd -p PID`); if its driver hangs, restart the node."
             )
         time.sleep(_LOOK_EVERY_SECONDS)
 
@@ -112,10 +112,16 @@ def supervise(mark: Mark) -> None:
     os.environ[_KEEP_ENVIRONMENT] = "1"
 
 
+def marked_processes(run_url: str) -> list[int]:
+    """The processes of this run's engines on this machine."""
+    found = ((pid, Mark.parse(text)) for pid, text in marked.marked().items())
+    return [pid for pid, mark in found if mark is not None and mark.run == _run(run_url)]
+
+
+def _run(url: str) -> str:
+    return hashlib.blake2b(url.encode("utf-8"), digest_size=8).hexdigest()
+
+
 def _leftovers(mine: Mark) -> list[int]:
     found = ((pid, Mark.parse(text)) for pid, text in marked.marked().items() if pid != os.getpid())
-    return [
-        pid
-        for pid, other in found
-        if other is not None and is_leftover(other, mine, process_exists(other.owner))
-    ]
+    return [pid for pid, other in found if other is not None and is_leftover(other, mine, process_exists(other.owner))]
