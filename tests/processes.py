@@ -31,10 +31,17 @@ def regen(
 
 
 @contextmanager
-def started(arguments: Sequence[str], cwd: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that is ended, with everything below it, when the block ends."""
+def started(
+    arguments: Sequence[str], cwd: Path, more: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """A process, with `more` in its environment, that is ended, with everything below it, when the block ends."""
     process = subprocess.Popen(
-        arguments, cwd=cwd, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        arguments,
+        cwd=cwd,
+        env={**environment(), **(more or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     try:
         yield process

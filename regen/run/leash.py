@@ -91,7 +91,7 @@ def end_leftovers(mine: Mark, limit_seconds: float = LEFTOVER_SECONDS) -> None:
             raise EngineStartFailed(
                 f"replica {mine.slot}: processes {pids} of an older engine of this replica"
                 f" are still there, {limit_seconds:g} s after they were killed: they may hang in the kernel and"
-                " hold the device. Look at them (`ps -o stat,wchan:20,cmd -p PID`); if its driver hangs, restart the node."
+                " hold the device. Look at them (`ps -o stat,wchan:20,cmd -p PID`); is its driver hung?"
             )
         time.sleep(_LOOK_EVERY_SECONDS)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -31,6 +32,7 @@ _UNLIMITED_RESTARTS = 100_000
 
 def main() -> int:
     options = _options()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or what was started would stay
     folder = Path(tempfile.mkdtemp(prefix="regen-chaos-", dir=options.folder))
     print(f"in {folder}", flush=True)
     reference = _undisturbed(folder, options.rows)
@@ -72,7 +74,7 @@ def _undisturbed(folder: Path, rows: int) -> pa.Table:
 def _round(folder: Path, kind: str, reference: pa.Table, rows: int, draw: random.Random, until: float) -> bool:
     folder.mkdir()
     began_at = time.monotonic()
-    store: Store = LocalStore(folder / "run")
+    store = _store(kind, folder)
     try:
 
         def spec(replicas: int, interval_seconds: float) -> RunSpec:
@@ -101,6 +103,14 @@ def _round(folder: Path, kind: str, reference: pa.Table, rows: int, draw: random
     verdict.facts["seconds"] = f"{time.monotonic() - began_at:.0f}"
     _print(kind, verdict)
     return not verdict.broken
+
+
+def _store(kind: str, folder: Path) -> Store:
+    if kind == "local":
+        return LocalStore(folder / "run")
+    from tests.chaos.s3_store import S3Store
+
+    return S3Store(folder)
 
 
 def _judged(disturbed: Round, reference: pa.Table) -> Verdict:

@@ -12,10 +12,15 @@ from tests.processes import descendants, end, environment, exists, free_port, ti
 
 COORDINATOR = "ray::CoordinatorActor"
 REPLICA = "ray::ReplicaActor"
+# Who may talk to the cluster: a token file that some other Ray on this machine has written must not decide.
+ENVIRONMENT = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 class RayHead:
-    """`ray start --head`; never `ray stop`, which would hit every Ray on the machine."""
+    """`ray start --head`; never `ray stop`, which would hit every Ray on the machine.
+
+    Who joins needs `ENVIRONMENT`.
+    """
 
     def __init__(self, folder: Path, more: Mapping[str, str] | None = None, dashboard: bool = False) -> None:
         """Blocks until the node answers."""
@@ -29,15 +34,16 @@ class RayHead:
             f"--include-dashboard={str(dashboard).lower()}",
             *(f"--{name}={port}" for name, port in ports.items()),
         ]
-        with (folder / "ray.log").open("a") as log:
+        said = folder / f"ray-{ports['port']}.log"
+        with said.open("w") as log:
             self.process = subprocess.Popen(
                 [ray, "start", *options],
                 cwd=folder,
-                env={**environment(), "RAY_USAGE_STATS_ENABLED": "0", **(more or {})},
+                env={**environment(), **ENVIRONMENT, **(more or {})},
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-        wait_until(lambda: "Ray runtime started" in (folder / "ray.log").read_text() or not self.lives, seconds=90)
+        wait_until(lambda: "Ray runtime started" in said.read_text() or not self.lives, seconds=90)
 
     @property
     def lives(self) -> bool:

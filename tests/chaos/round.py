@@ -13,7 +13,7 @@ from pathlib import Path
 from regen.run.leash import marked_processes
 from regen.spec import RunSpec, dump_spec
 from tests.chaos.made import Loss, Outage
-from tests.chaos.ray_cluster import COORDINATOR, REPLICA, Identity, RayHead, below, identities
+from tests.chaos.ray_cluster import COORDINATOR, ENVIRONMENT, REPLICA, Identity, RayHead, below, identities
 from tests.chaos.stores import Store
 from tests.processes import REGEN, descendants, environment, kill
 
@@ -22,7 +22,7 @@ REPLICAS = (4, 7)
 # From the coordinator's death until Ray has it back, it has replayed and has heard what the replicas hold.
 RESTART_SECONDS = 10.0
 QUIET_LIMIT_SECONDS = 300.0
-_OK, _HELD, _DRAINED = 0, 4, 9
+_OK, _HELD, _STORE_AWAY, _DRAINED = 0, 4, 7, 9
 # What a driver may end with besides, after trouble of this kind: the cluster went away, or the coordinator too often.
 _AFTER_CLUSTER_LOSS = "the cluster was ended below it"
 _COORDINATOR_TOO_OFTEN = "times without publishing anything in between"
@@ -117,7 +117,7 @@ class Round:
             self.seen.update(identities(self._head.pids))
         for driver in self._drivers:
             self.seen.update(identities(below(driver.process.pid)))
-        self.seen.update(identities(marked_processes(self.store.storage().url)))
+        self.seen.update(identities(marked_processes(self.store.url)))
 
     def _start(self, *options: str) -> Started:
         if self._head is None or not self._head.lives:
@@ -131,7 +131,7 @@ class Round:
             process = subprocess.Popen(
                 [*REGEN, "run", str(spec), "--address", self._head.address, *options],
                 cwd=self.folder,
-                env={**environment(), **self.store.environment},
+                env={**environment(), **ENVIRONMENT, **self.store.environment},
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
@@ -145,8 +145,12 @@ class Round:
         self.say(f"driver {driver.process.pid} ended with {code}" + (f" ({driver.excuse})" if driver.excuse else ""))
         if code == _OK:
             self._is_finished = True
-        elif driver.excuse is None and code not in (_HELD, _DRAINED) and _COORDINATOR_TOO_OFTEN not in text:
+        elif driver.excuse is None and code not in self._ordinary_ends and _COORDINATOR_TOO_OFTEN not in text:
             self.unexpected.append(f"a driver ended with {code}, {driver.log}: ...{text[-400:]}")
+
+    @property
+    def _ordinary_ends(self) -> tuple[int, ...]:
+        return (_HELD, _DRAINED, _STORE_AWAY) if self.store.has_troubles else (_HELD, _DRAINED)
 
     # --- troubles ------------------------------------------------------------------------------------
 
