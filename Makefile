@@ -15,6 +15,8 @@ ENGINE ?= $(or $(firstword $(patsubst $(VENV)/.setup-%,%,$(wildcard $(VENV)/.set
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 MODEL := .models/smollm2
 PAIRS ?= 4
+MINUTES ?= 5
+STORE ?= both
 
 SETUP := $(VENV)/.setup-$(ENGINE)
 OTHER_SETUP := $(filter-out $(SETUP),$(wildcard $(VENV)/.setup-*))
@@ -23,7 +25,7 @@ QUIETLY := --quiet --quiet --disable-pip-version-check
 HAS_311 := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 
 .DELETE_ON_ERROR:
-.PHONY: help setup model demo check test test-fast bench bench-calibration clean
+.PHONY: help setup model demo check test test-fast chaos bench bench-calibration clean
 
 help:
 	@echo "make setup      virtual environment with regen and its engine (ENGINE=gpu for GPUs), once per pyproject.toml"
@@ -32,6 +34,7 @@ help:
 	@echo "make check      format, lint, types, import contracts"
 	@echo "make test       the whole test suite, real engine included"
 	@echo "make test-fast  unit and contract tests without engine and Ray: seconds"
+	@echo "make chaos      runs under random kills for MINUTES=$(MINUTES), STORE=local, s3 or both, SEED=number"
 	@echo "make bench      output tokens per second against offline LLM.chat (PAIRS=$(PAIRS))"
 	@echo "make bench-calibration HEAD=folder PROMPTS=file   what calibration chooses, against each setting by itself"
 	@echo "make clean      removes .venv, .models and caches; keeps runs/"
@@ -120,6 +123,9 @@ test: $(SETUP) $(MODEL)/model.safetensors
 
 test-fast: $(SETUP)
 	$(BIN)/pytest tests/unit tests/contract -m "not gpu and not engine and not ray"
+
+chaos: $(SETUP)
+	$(BIN)/python -m tests.chaos --minutes $(MINUTES) --store $(STORE) $(if $(SEED),--seed $(SEED))
 
 bench: $(SETUP) $(MODEL)/model.safetensors
 	$(BIN)/python benchmarks/throughput.py --model $(MODEL) --pairs $(PAIRS)

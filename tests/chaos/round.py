@@ -64,6 +64,7 @@ class Round:
     _thaw: list[tuple[float, int]] = field(default_factory=list)
     _starts: int = 0
     _is_finished: bool = False
+    _made_then: int = -1
     _workers: dict[int, float] = field(default_factory=dict)
     _doomed: set[int] = field(default_factory=set)
 
@@ -163,14 +164,25 @@ class Round:
             self._deck = [kind for kind, (times, _) in _TROUBLES.items() for _ in range(times)]
             self.draw.shuffle(self._deck)
         kind = self._deck.pop()
-        said = _TROUBLES[kind][1](self)
+        said = _TROUBLES[kind][1](self) if kind not in _SLOW or self._has_got_on() else None
         if said is None:
             if kind != _STORE or self.store.has_troubles:
                 self._deck.insert(0, kind)
             return False
+        if kind in _SLOW:
+            self._made_then = self._made_bytes
         self.counts[kind] = self.counts.get(kind, 0) + 1
         self.say(f"{kind}: {said}")
         return True
+
+    def _has_got_on(self) -> bool:
+        """Since the last trouble from which it takes long to recover: else the run would never come to work."""
+        return self._made_bytes > self._made_then
+
+    @property
+    def _made_bytes(self) -> int:
+        log = self.folder / "made.jsonl"
+        return log.stat().st_size if log.exists() else 0
 
     def _one(self, title: str) -> int | None:
         pids = self._head.titled(title) if self._head is not None else []
@@ -302,6 +314,7 @@ class Round:
 
 
 _STORE = "store"
+_SLOW = ("driver", "starting driver", "drain", "take-over", "frozen and taken over", "head")
 _Trouble = Callable[[Round], str | None]
 # How often each is in the deck.
 _TROUBLES: dict[str, tuple[int, _Trouble]] = {

@@ -77,7 +77,7 @@ class S3Store:
         return self._server.storage(self._url)
 
     def trouble(self, draw: random.Random) -> tuple[str, float] | None:
-        """Faults wait for the requests that they strike; a key expires at once, and the next one comes seconds later."""
+        """Faults wait for the requests that they strike."""
         choice = draw.randrange(len(_FAULTS) + 2)
         if choice >= len(_FAULTS):
             old = self._key

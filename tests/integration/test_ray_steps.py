@@ -42,7 +42,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayHead]:
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where rows and target lie: the same for all runs here, so that their rows say the same of where they come from."""
+    """Where rows and target lie: the same for all runs here, since rows say where they come from."""
     return tmp_path_factory.mktemp("inputs")
 
 
@@ -172,14 +172,13 @@ def test_sigterm_at_each_step(tmp_path: Path, inputs: Path, head: RayHead, undis
             reached(step, process)
             process.terminate()
             endings.append(process.wait(timeout=30))
-    print(endings)
-    assert endings[-1] == 9
+    assert endings[0] == -signal.SIGTERM
+    assert endings[2:] == [9, 9]
     assert run.holder_state == "drained"
     with run.command() as process:
         reached(run.is_sealing, process)
         process.terminate()
-        endings.append(process.wait(timeout=30))
-    print(endings)
+        process.wait(timeout=30)
     run.finish(undisturbed)
 
 
