@@ -253,7 +253,7 @@ class ReplicaActor:
         """Answers as soon as Ray has found a node for this actor and its process has come up."""
 
     async def run(self) -> Left:
-        await asyncio.to_thread(leash.tie, self._setup)
+        await asyncio.to_thread(leash.tie, leash.mark_of(self._setup))
         return await build_worker(self._setup, self._exchange).run()
 
     async def _exchange(self, request: ExchangeRequest) -> ExchangeReply:

@@ -54,9 +54,9 @@ class Mark:
             return None
 
 
-def mark_of(setup: WorkerSetup, owner: int) -> Mark:
-    """For the engine of this worker."""
-    return Mark(_run(setup.run.run_url), setup.worker.slot, setup.run.session, setup.worker.incarnation, owner)
+def mark_of(setup: WorkerSetup) -> Mark:
+    """For the engine of this worker, in whose process we are."""
+    return Mark(_run(setup.run.run_url), setup.worker.slot, setup.run.session, setup.worker.incarnation, os.getpid())
 
 
 def is_leftover(other: Mark, mine: Mark, owner_lives: bool) -> bool:
@@ -71,12 +71,11 @@ def is_leftover(other: Mark, mine: Mark, owner_lives: bool) -> bool:
     return not owner_lives
 
 
-def tie(setup: WorkerSetup) -> None:
+def tie(mark: Mark) -> None:
     """Once in a worker's process, before its engine starts. Blocks for up to `LEFTOVER_SECONDS`.
 
     Raises EngineStartFailed when processes of an older engine of this replica do not end.
     """
-    mark = mark_of(setup, os.getpid())
     end_leftovers(mark)
     supervise(mark)
 

@@ -25,9 +25,7 @@ from pathlib import Path
 from regen.engines.fake_child import FakeChild
 from regen.run import leash
 run, slot, session, incarnation, device, kind = sys.argv[1:]
-mark = leash.Mark(run, int(slot), session, int(incarnation), os.getpid())
-leash.end_leftovers(mark)
-leash.supervise(mark)
+leash.tie(leash.Mark(run, int(slot), session, int(incarnation), os.getpid()))
 engine = FakeChild(Path(device))
 forked = os.fork() if kind == "forked" else 0
 if kind != "forked" or forked:
