@@ -92,7 +92,7 @@ def plan(spec: Spec, as_json: AsJson = False) -> None:
     from regen.store.storage import open_storage
 
     parsed = load_spec(spec)
-    open_storage(parsed.output)  # an output that `run` would refuse is said now
+    open_storage(parsed.output, parsed.store)  # an output that `run` would refuse is said now
     with dry_plan(parsed, resolve_target(parsed.target), StartOptions().processes) as planned:
         if as_json:
             print(planned.summary.to_json().decode("ascii"), end="")
@@ -110,7 +110,7 @@ def preflight(spec: Spec, as_json: AsJson = False) -> None:
     from regen.store.storage import open_storage
 
     parsed = load_spec(spec)
-    findings = examine(parsed, resolve_target(parsed.target), open_storage(parsed.output))
+    findings = examine(parsed, resolve_target(parsed.target), open_storage(parsed.output, parsed.store))
     if as_json:
         print(json.dumps([finding.to_json() for finding in findings], indent=1))
     elif findings:
@@ -461,6 +461,7 @@ def _conduct(begun: Begun, address: str | None, allow_rejects: bool, verbose: bo
     """From a begun run to its end, told to a person."""
     from regen.observe.tables import plan_table, totals_table
     from regen.run import session
+    from regen.run.patience import patiently
 
     console = _console()
     if begun.is_new:
@@ -468,9 +469,9 @@ def _conduct(begun: Begun, address: str | None, allow_rejects: bool, verbose: bo
     found = session.standing(begun.storage)
     if not found.is_finished:
         _drive(begun, address, verbose, console)
-        found = session.standing(begun.storage)
+        found = patiently(lambda: session.standing(begun.storage), _say)
     if found.is_finished:
-        session.seal_run(begun.storage, begun.worker_setup.run)
+        patiently(lambda: session.seal_run(begun.storage, begun.worker_setup.run), _say)
     console.print(totals_table(found.planned, found.totals))
     _exit(begun.storage.url, found, allow_rejects)
 
@@ -481,6 +482,7 @@ def _drive(begun: Begun, address: str | None, verbose: bool, console: Console) -
 
     from regen.observe.live import ProgressLine
     from regen.run import cluster, session
+    from regen.run.patience import patiently
 
     cluster.connect(address, verbose)
     logs = cluster.log_folder()
@@ -495,7 +497,9 @@ def _drive(begun: Begun, address: str | None, verbose: bool, console: Console) -
         raise
     finally:
         cluster.disconnect()
-    session.write_report(begun.storage, begun.record.spec, last, session.standing(begun.storage))
+    patiently(
+        lambda: session.write_report(begun.storage, begun.record.spec, last, session.standing(begun.storage)), _say
+    )
     return last
 
 

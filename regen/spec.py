@@ -68,6 +68,10 @@ DRAFTLESS_METHODS = ("ngram", "suffix")
 # What of the speculation section says how it is watched, and not how it drafts.
 SPECULATION_POLICY = ("gate", "guard", "calibrate", "warmup", "calibration")
 
+# `store.endpoint` for AWS itself.
+AWS_ENDPOINT = "aws"
+_ENDPOINT = re.compile(r"^https?://[^/\s@]+(?:/[^\s@]*)?$")
+
 # Settings of engines' speculation that change what is sampled, and the values of them that do not. vLLM's names, of
 # this and of earlier versions, and SGLang's.
 LOSSY_SPECULATION_ARGS: dict[str, tuple[object, ...]] = {
@@ -628,11 +632,39 @@ class MetricsSpec(_Strict):
     port: int | None = Field(9464, ge=0, le=65535, description="0: any free port, printed at start. null: off.")
 
 
+class StoreSpec(_Strict):
+    """How S3 is reached, where `output` lies there. Keys never stand here: boto3 finds them.
+
+    What is left out is taken from the environment and the AWS configuration.
+    """
+
+    endpoint: str | None = Field(
+        None, description="http(s)://HOST:PORT of another store than AWS; aws: AWS, whatever AWS_ENDPOINT_URL says."
+    )
+    region: str | None = Field(None, min_length=1, description="For signing. By default AWS_DEFAULT_REGION.")
+    addressing: Literal["auto", "path", "virtual"] = Field(
+        "auto", description="Where the bucket's name stands. auto: in the path, except at AWS."
+    )
+    checksum: Literal["auto", "when_required", "when_supported"] = Field(
+        "auto", description="Whether checksums are sent that nobody has asked for. auto: only to AWS."
+    )
+    profile: str | None = Field(None, min_length=1, description="A profile of the AWS configuration, by its name.")
+
+    @model_validator(mode="after")
+    def _has_scheme(self) -> StoreSpec:
+        if self.endpoint not in (None, AWS_ENDPOINT) and not _ENDPOINT.match(str(self.endpoint)):
+            raise ValueError(
+                f"endpoint {self.endpoint!r} does not begin with http:// or https://, and only you know which it"
+                " speaks: write one, without a user's name"
+            )
+        return self
+
+
 class RunSpec(_Strict):
     """One run."""
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Letters, digits, . _ -")
-    output: str = Field(min_length=1, description="The run folder.")
+    output: str = Field(min_length=1, description="The run folder: a local one, or s3://bucket/prefix.")
     target: TargetSpec
     engine: EngineSpec
     speculation: SpeculationSpec | None = None
@@ -643,6 +675,7 @@ class RunSpec(_Strict):
     checkpoint: CheckpointSpec = CheckpointSpec()
     limits: LimitsSpec = LimitsSpec()
     metrics: MetricsSpec = MetricsSpec()
+    store: StoreSpec | None = None
 
     @model_validator(mode="after")
     def _checked(self) -> RunSpec:
@@ -663,6 +696,8 @@ class RunSpec(_Strict):
                     f"sources: {source.name}: sampling.max_tokens ({source.sampling.max_tokens}) leaves no room for a"
                     f" prompt within engine.max_model_len ({self.engine.max_model_len})"
                 )
+        if self.store is not None and not self.output.startswith("s3://"):
+            raise ValueError(f"store: it says how S3 is reached, and output is {self.output!r}; leave it out")
         return self
 
 

@@ -19,6 +19,7 @@ from regen.spec import (
     SamplingSpec,
     SourceSpec,
     SpeculationSpec,
+    StoreSpec,
     TargetSpec,
     VllmEngineSpec,
 )
@@ -27,7 +28,7 @@ _HEAD = """\
 # One run of regen. Every key is here; keys that are commented out show their default.
 # Check it with `regen plan FILE`, start or continue it with `regen run FILE`.
 name: my-run
-output: runs/my-run                         # the run folder
+output: runs/my-run                         # the run folder, also s3://bucket/prefix
 """
 _TAIL = "sources:                                    # any number of datasets\n"
 _SECTIONS: tuple[tuple[str, type[BaseModel], dict[str, object]], ...] = (
@@ -42,6 +43,7 @@ _LATER: tuple[tuple[str, type[BaseModel]], ...] = (
     ("checkpoint", CheckpointSpec),
     ("limits", LimitsSpec),
     ("metrics", MetricsSpec),
+    ("store", StoreSpec),
 )
 _COLUMN = 44
 

@@ -5,11 +5,12 @@ Set before anything imports Ray, vLLM or transformers, and inherited by every pr
 
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.s3_server import KEYS, S3Server, s3_server
 from tests.trainers import NotInstallable, trainer_environment
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -24,6 +25,22 @@ os.environ.update(
     TOKENIZERS_PARALLELISM="false",
     VLLM_NO_USAGE_STATS="1",
 )
+
+
+# No account of whoever runs the tests, and no look at what a cloud's machine would lend them.
+if "REGEN_TEST_S3_ENDPOINT" not in os.environ:
+    for variable in [name for name in os.environ if name.startswith("AWS_")]:
+        del os.environ[variable]
+    os.environ.update(KEYS)
+    os.environ.update(AWS_CONFIG_FILE=os.devnull, AWS_SHARED_CREDENTIALS_FILE=os.devnull)
+os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    """A server that speaks S3 (tests/s3_server.py)."""
+    with s3_server() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -72,8 +72,9 @@ def make_spec(folder: Path, rows: int | list[dict[str, Any]] = 30, **sections: A
     return parse_spec(raw, origin="test")
 
 
-def begin_run(spec: RunSpec, **options: Any) -> Begun:
-    return begin(spec, StartOptions(processes=1, **options), say=lambda text: None)
+def begin_run(spec: RunSpec, said: list[str] | None = None, **options: Any) -> Begun:
+    """`said` gets the lines for a person."""
+    return begin(spec, StartOptions(processes=1, **options), say=([] if said is None else said).append)
 
 
 async def drive(cluster: Cluster, begun: Begun) -> CoordinatorStatus:

@@ -60,10 +60,12 @@ from regen.store.machine import machine_identity, process_exists
 from regen.store.pilot_files import steps_key, steps_to_bytes
 from regen.store.reopened import Reopened
 from regen.store.replay import Replayed
-from regen.store.storage import open_storage
+from regen.store.storage import near, open_storage
 
 TICK_SECONDS = 0.2
 BEAT_SECONDS = 2.0
+# Word of the end is a courtesy: a store that hangs gets no more than that for it.
+LEAVE_SECONDS = 5.0
 # After a restart, so long is waited for replicas to say what they hold. One that starts an engine answers every second.
 ADOPTION_SECONDS = 15.0
 # When too many rows fail, what runs gets so long to end.
@@ -125,6 +127,7 @@ class Coordinator:
         self._session_output_tokens = 0
         self._last_beat_at = float("-inf")
         self._beat = 0
+        self._beating: asyncio.Task[None] | None = None
         self._drain_until: float | None = None
         self._endpoint: Endpoint | None = None
         self._is_beside_driver = setup.boot_id == machine_identity()
@@ -187,9 +190,10 @@ class Coordinator:
 
     async def close(self) -> None:
         """Stop at once, publishing nothing: what a kill does, for coordinators that share a process with others."""
-        if self._work is not None:
-            self._work.cancel()
-            await asyncio.gather(self._work, return_exceptions=True)
+        for task in (self._work, self._beating):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         if self._run is not None:
             await self._run.publisher.cancel()
         self._close_endpoint()
@@ -220,8 +224,8 @@ class Coordinator:
 
     async def _open(self) -> _OpenRun:
         """Replay, then claim: nothing is leased before. Waits for a store that is away."""
-        storage = self._storage = open_storage(self._setup.run_url)
-        plan = await self._patience(lambda: open_plan(storage))
+        storage = self._storage = open_storage(self._setup.run_url, self._spec.store)
+        plan = await self._patience(lambda: open_plan(near(storage)))  # rows go out while the store is away
         journal = Journal(storage, self._setup.session, plan.count)
         replayed = await self._patience(lambda: journal.replay(plan.settled()))
         is_restart = replayed.newest_claim is not None and replayed.newest_claim.session == self._setup.session
@@ -271,7 +275,7 @@ class Coordinator:
         self._phase = self._working_phase(run, now)
         await self._write_down_exhausted(run)
         await run.publisher.turn(now, at_once=self._drain_until is not None or self._is_awaited(run))
-        await self._keep_beat(now)
+        self._keep_beat(now)
         return self._has_ended(run, now)
 
     def _has_ended(self, run: _OpenRun, now: float) -> bool:
@@ -294,8 +298,11 @@ class Coordinator:
         """The session is over for starters too, unless somebody else holds the run now."""
         if self._storage is None or isinstance(self._error, Fenced | RunHeld):
             return
-        with suppress(StoreError):
-            await asyncio.to_thread(write_holder, self._storage, self._holder(HolderState(self._phase.value)))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_SECONDS):
+                if self._beating is not None:
+                    await self._beating  # or an older word could come last
+                await self._write_holder(HolderState(self._phase.value))
 
     # --- decisions -------------------------------------------------------------------------------
 
@@ -516,14 +523,23 @@ class Coordinator:
     def _released(self) -> Record:
         return Released(self._setup.session, ReleaseReason(self._ending_phase().value), _time_of_day())
 
-    async def _keep_beat(self, now: float) -> None:
-        """holder.json is for people and starters; that it cannot be written stops nothing: publishing decides."""
-        if now - self._last_beat_at < BEAT_SECONDS or self._storage is None:
+    def _keep_beat(self, now: float) -> None:
+        """Aside: a store that hangs must not hold up the ticks."""
+        if now - self._last_beat_at < BEAT_SECONDS:
             return
+        if self._beating is not None:
+            if not self._beating.done():
+                return
+            self._beating.result()
         self._last_beat_at = now
         self._beat += 1
-        with suppress(StoreError):
-            await asyncio.to_thread(write_holder, self._storage, self._holder(HolderState.RUNNING))
+        self._beating = asyncio.ensure_future(self._write_holder(HolderState.RUNNING))
+
+    async def _write_holder(self, state: HolderState) -> None:
+        """holder.json is for people and starters; that it cannot be written stops nothing: publishing decides."""
+        if self._storage is not None:
+            with suppress(StoreError):
+                await asyncio.to_thread(write_holder, self._storage, self._holder(state))
 
     def _holder(self, state: HolderState) -> Holder:
         setup = self._setup

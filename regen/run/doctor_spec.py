@@ -119,7 +119,7 @@ def examine_spec(spec: RunSpec, seconds: float, say: Callable[[str], None]) -> S
     if speculation is None:
         return SpecReport(None, None, ())
     target = resolve_target(spec.target)
-    findings = tuple(examine(spec, target, open_storage(spec.output)))
+    findings = tuple(examine(spec, target, open_storage(spec.output, spec.store)))
     if any(finding.severity is Severity.REFUSE for finding in findings):
         return SpecReport(speculation, None, findings)
     warmup = speculation.warmup.model_copy(update={"seconds": min(seconds, speculation.warmup.seconds)})

@@ -25,6 +25,7 @@ from regen.store.journal import Journal
 
 T = TypeVar("T")
 
+_LOOK_SECONDS = 0.2
 RETRY_FIRST_SECONDS, RETRY_LONGEST_SECONDS = 0.5, 30.0
 
 
@@ -36,11 +37,14 @@ class Patience:
         self.error: StoreUnavailable | None = None
 
     async def __call__(self, call: Callable[[], T]) -> T:
-        """Runs `call` in a thread. Raises StoreUnavailable after `give_up_at` (monotonic), other errors at once."""
+        """Runs `call` in a thread. Raises StoreUnavailable after `give_up_at` (monotonic), other errors at once.
+
+        A call that hangs then is left to itself: it may still reach the store, as one whose answer was lost.
+        """
         wait_seconds = RETRY_FIRST_SECONDS
         while True:
             try:
-                answer = await asyncio.to_thread(call)
+                answer = await self._answer(call)
             except StoreUnavailable as error:
                 self.error = error
                 if time.monotonic() >= self.give_up_at:
@@ -50,6 +54,17 @@ class Patience:
             else:
                 self.error = None
                 return answer
+
+    async def _answer(self, call: Callable[[], T]) -> T:
+        calling = asyncio.ensure_future(asyncio.to_thread(call))
+        try:
+            while not calling.done():
+                await asyncio.wait((calling,), timeout=_LOOK_SECONDS)
+                if not calling.done() and time.monotonic() >= self.give_up_at:
+                    raise StoreUnavailable("the store does not answer, and there is no more time to wait for it")
+        finally:
+            calling.cancel()
+        return calling.result()
 
     async def _sleep(self, seconds: float) -> None:
         """Until then, or until the deadline, which may come nearer while this sleeps."""

@@ -34,8 +34,9 @@ from regen.run.record import RunRecord, highest_temperature, make_record, read_r
 from regen.run.setup import CONFIGURED, OFF, Assignment, Purpose, RunSetup, WorkerSetup
 from regen.run.wanted import NewDraft, configured_record, wanted_speculation, with_new_draft
 from regen.spec import RunSpec, SpeculationSpec
+from regen.store.local import LocalStorage
 from regen.store.machine import machine_identity
-from regen.store.storage import LocalStorage, open_storage
+from regen.store.storage import open_storage, remarks, with_resolved_store
 
 PROGRESS_SECONDS = 10.0
 
@@ -78,7 +79,8 @@ def begin(spec: RunSpec, options: StartOptions, say: Say) -> Begun:
 
     Raises SpecError, SourceError, PreflightRefused, RunHeld, FingerprintDrift, StoreError.
     """
-    return _begin(spec, open_storage(spec.output), options, say, _unchanged)
+    spec = with_resolved_store(spec)
+    return _begin(spec, open_storage(spec.output, spec.store), options, say, _unchanged)
 
 
 def resume(run_url: str, options: StartOptions, say: Say, new_draft: NewDraft | None = None) -> Begun:
@@ -90,7 +92,8 @@ def resume(run_url: str, options: StartOptions, say: Say, new_draft: NewDraft | 
     before = require_record(storage)
     records = control_records(storage)
     refuse_after_drift(records, storage.url)
-    spec = before.spec.model_copy(update={"output": run_url})  # the folder may have been moved
+    # The folder may have been moved: to another store too, which the environment alone says how to reach.
+    spec = with_resolved_store(before.spec.model_copy(update={"output": run_url, "store": None}))
     spec = spec.model_copy(update={"speculation": wanted_speculation(records, before)})
     if new_draft is not None:
         spec = with_new_draft(spec, new_draft)
@@ -98,6 +101,8 @@ def resume(run_url: str, options: StartOptions, say: Say, new_draft: NewDraft | 
 
 
 def _begin(spec: RunSpec, storage: Storage, options: StartOptions, say: Say, planned_before: _PlannedBefore) -> Begun:
+    for remark in remarks(storage, spec.limits.hours):
+        say(remark)
     claim_seen = refuse_if_held(storage, options.take_over)
     target = resolve_target(spec.target)
     require_healthy(examine(spec, target, storage), say)

@@ -7,10 +7,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from regen.protocols import Storage
 from tests.s3_faults import Fault, Kind, faulty
 from tests.s3_server import KEYS, S3Server, moto
-
-from regen.protocols import Storage
 
 # What strikes, and for how long nothing may be committed because of it: the store's own patience included.
 _FAULTS: tuple[tuple[str, float, dict[str, Any]], ...] = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,22 +11,22 @@ import pytest
 
 from regen.errors import StoreRefused
 from regen.protocols import Storage
-from regen.store.storage import LocalStorage, open_storage, probe_storage
+from regen.store.local import LocalStorage
+from regen.store.probe import probe_storage
+from regen.store.s3 import S3Storage
+from regen.store.storage import open_storage
+from tests.s3_server import S3Server
 
 THREADS = 8
 LARGE_BYTES = 40 * 2**20
 
 
-def _local(folder: Path) -> Storage:
-    return LocalStorage(folder / "run")
-
-
-MAKERS: dict[str, Callable[[Path], Storage]] = {"local": _local}
-
-
-@pytest.fixture(params=sorted(MAKERS))
+@pytest.fixture(params=["local", "s3"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
-    return MAKERS[request.param](tmp_path)
+    if request.param == "local":
+        return LocalStorage(tmp_path / "run")
+    server: S3Server = request.getfixturevalue("s3")
+    return server.storage(read_timeout_seconds=60.0)
 
 
 def _keys(storage: Storage, prefix: str = "") -> list[str]:
@@ -201,7 +200,12 @@ def test_probe_passes_and_leaves_nothing(storage: Storage) -> None:
     assert storage.sweep() == 0
 
 
-def test_another_process_opens_the_same_place_by_its_url(storage: Storage) -> None:
+def test_another_process_opens_the_same_place_by_its_url(
+    storage: Storage, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `regen status` does: from the URL, and what the environment says."""
+    if isinstance(storage, S3Storage):
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", request.getfixturevalue("s3").endpoint)
     storage.create("run.json", b"{}")
 
     assert open_storage(storage.url).read("run.json") == b"{}"

@@ -22,7 +22,7 @@ from regen.run.start import Begun, StartOptions, resume
 from regen.spec import RunSpec
 from regen.speculative.acceptance import Verdict
 from regen.store.choosing import Wanted
-from regen.store.storage import LocalStorage
+from regen.store.local import LocalStorage
 from tests.heads import TARGET, VOCABULARY, eagle3
 from tests.processes import regen
 from tests.runs import begin_run, drive, make_spec, shard_table, write_jsonl

@@ -34,7 +34,7 @@ from regen.run.session import seal_run, standing
 from regen.run.setup import WorkerSetup
 from regen.run.start import Begun, StartOptions, begin, resume
 from regen.spec import RunSpec
-from regen.store.storage import LocalStorage
+from regen.store.local import LocalStorage
 from tests.runs import begin_run, drive, make_spec
 
 

@@ -19,7 +19,7 @@ from regen.run.look import look
 from regen.run.session import seal_run
 from regen.spec import RowsSpec
 from regen.store.export.formats import FORMATS
-from regen.store.storage import LocalStorage
+from regen.store.local import LocalStorage
 from tests.runs import begin_run, drive, make_spec, shard_table, write_jsonl
 from tests.toy_target import END_ID, START_ID, build_toy_target
 

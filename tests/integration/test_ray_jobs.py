@@ -14,7 +14,7 @@ import pytest
 
 from regen.run.session import standing
 from regen.spec import RunSpec, dump_spec
-from regen.store.storage import LocalStorage
+from regen.store.local import LocalStorage
 from tests.processes import REGEN, environment, free_port, regen, started, wait_until
 from tests.runs import make_spec
 

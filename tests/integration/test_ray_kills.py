@@ -13,7 +13,7 @@ import pytest
 
 from regen.run.session import standing
 from regen.spec import RunSpec, dump_spec
-from regen.store.storage import LocalStorage
+from regen.store.local import LocalStorage
 from tests.processes import REGEN, free_port, kill, regen, started, titled, wait_until
 from tests.runs import determined, make_spec, shard_table
 from tests.scrapes import sample, scraped

@@ -23,7 +23,7 @@ from regen.run.leash import marked_processes
 from regen.run.local import LocalCluster
 from regen.run.session import seal_run
 from regen.spec import RunSpec, dump_spec
-from regen.store.storage import LocalStorage
+from regen.store.local import LocalStorage
 from tests.chaos.ray_cluster import COORDINATOR, ENVIRONMENT, REPLICA, RayHead
 from tests.processes import REGEN, exists, kill, regen, started, wait_until
 from tests.runs import begin_run, determined, drive, make_spec

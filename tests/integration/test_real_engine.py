@@ -13,7 +13,7 @@ from regen.records import Status
 from regen.run.export import ExportOptions, export
 from regen.run.session import standing
 from regen.spec import dump_spec, parse_spec
-from regen.store.storage import LocalStorage
+from regen.store.local import LocalStorage
 from tests.processes import REGEN, descendants, exists, kill, regen, started, titled, wait_until
 from tests.runs import conversations, shard_table, write_jsonl
 

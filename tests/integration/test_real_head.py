@@ -19,7 +19,7 @@ from regen.run.evaluate import evaluate
 from regen.run.local import LocalCluster
 from regen.spec import SpeculationSpec, VllmEngineSpec
 from regen.speculative.acceptance import Verdict
-from regen.store.storage import LocalStorage
+from regen.store.local import LocalStorage
 from tests.runs import begin_run, drive, make_spec
 
 pytestmark = pytest.mark.engine

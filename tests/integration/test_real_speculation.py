@@ -13,7 +13,7 @@ from regen.run.calibrate import standing_choice
 from regen.run.record import require_record
 from regen.run.session import standing
 from regen.spec import dump_spec, parse_spec
-from regen.store.storage import LocalStorage
+from regen.store.local import LocalStorage
 from tests.processes import regen
 from tests.real_heads import build_random_head
 from tests.runs import write_jsonl

@@ -20,8 +20,8 @@ from regen.run.retry import Retry, retry
 from regen.run.session import seal_run, standing
 from regen.run.start import StartOptions, resume
 from regen.store.choosing import Wanted
+from regen.store.local import LocalStorage
 from regen.store.replay import replay
-from regen.store.storage import LocalStorage
 from tests.runs import begin_run, drive, make_spec, shard_table
 
 TRUNCATED = Wanted(frozenset({Status.TRUNCATED}))

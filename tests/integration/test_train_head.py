@@ -16,7 +16,7 @@ from regen.run.preflight import examine
 from regen.run.session import seal_run
 from regen.spec import RunSpec, SpeculationSpec
 from regen.speculative.evidence import Severity
-from regen.store.storage import LocalStorage
+from regen.store.local import LocalStorage
 from tests.runs import begin_run, drive, make_spec
 from tests.toy_target import CONFIG
 

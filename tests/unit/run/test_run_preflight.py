@@ -13,7 +13,7 @@ from regen.run.preflight import examine, refuse, require_healthy
 from regen.run.start import StartOptions, begin
 from regen.spec import RunSpec
 from regen.speculative.evidence import Finding, Severity
-from regen.store.storage import LocalStorage
+from regen.store.local import LocalStorage
 from tests.heads import eagle3
 from tests.runs import make_spec
 from tests.toy_target import CONFIG

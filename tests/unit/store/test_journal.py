@@ -27,9 +27,9 @@ from regen.store.control import (
 )
 from regen.store.journal import Journal
 from regen.store.layout import journal_key, journal_number, shard_key, shard_range
+from regen.store.local import LocalStorage
 from regen.store.parquet import encode_rows
 from regen.store.replay import Replayed, replay
-from regen.store.storage import LocalStorage
 from tests.memory_storage import MemoryStorage
 from tests.output_rows import observed, observed_generation, output_row
 from tests.unit.store.faulty_storage import FaultyStorage

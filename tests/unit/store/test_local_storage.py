@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from regen.errors import ExitCode, SpecError, StoreError, StoreRefused, StoreUnavailable
+from regen.store.local import LocalStorage
 from regen.store.machine import machine_identity
-from regen.store.storage import LocalStorage, open_storage
+from regen.store.storage import open_storage
 
 UUID = "0" * 32
 ABANDONED_LONG_AGO_SECONDS = 2 * 3600
@@ -195,7 +196,7 @@ def test_a_relative_root_means_the_same_after_a_change_of_folder(
     assert storage.url == str(tmp_path / "runs" / "one")
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/run", "gs://bucket/run", ""])
+@pytest.mark.parametrize("url", ["gs://bucket/run", "S3://bucket/run", ""])
 def test_other_kinds_of_store_are_refused_with_what_to_use(url: str) -> None:
     with pytest.raises(SpecError, match="local folder"):
         open_storage(url)

@@ -16,9 +16,9 @@ from regen.records import OutputRow, Role, Split, Stage, Status
 from regen.rows import SCHEMA, from_table, to_table
 from regen.store import shards as shards_module
 from regen.store.layout import JOURNAL, SHARDS, journal_key, shard_key
+from regen.store.local import LocalStorage
 from regen.store.parquet import RowsFile
 from regen.store.shards import Shard, in_row_groups, seal, settled_row
-from regen.store.storage import LocalStorage
 from tests.memory_storage import MemoryStorage
 from tests.output_rows import MemoryPlan, native_row, observed, output_row, planned_row
 from tests.unit.store.faulty_storage import FaultyStorage

@@ -17,10 +17,10 @@ from regen.rows import SCHEMA, from_table, to_table
 from regen.store.findings import Code
 from regen.store.footer import Footer
 from regen.store.layout import PLAN, SHARDS, journal_key, shard_key
+from regen.store.local import LocalStorage
 from regen.store.parquet import RowsFile, content_digest, encode_rows, integers, texts
 from regen.store.replay import replay
 from regen.store.shards import Shard, seal, shard_entry
-from regen.store.storage import LocalStorage
 from regen.store.verify import Verification, verify
 from tests.memory_storage import MemoryStorage
 from tests.output_rows import MemoryPlan, output_row, row_id
