@@ -207,7 +207,7 @@ def test_coordinator_replicas_and_their_children_killed_at_each_step(
 def test_a_frozen_coordinator_wakes_up_after_somebody_else_has_taken_over(
     tmp_path: Path, inputs: Path, head: RayHead, undisturbed: list[dict[str, Any]]
 ) -> None:
-    run = Run(tmp_path, inputs, head, step_seconds=0.2, start_seconds=0.0)
+    run = Run(tmp_path, inputs, head, step_seconds=0.2, start_seconds=0.0, device=None)
     with run.command() as first:
         reached(partial(run.has_rows, 1), first)
         (zombie,) = head.titled(COORDINATOR)
