@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from contextlib import ExitStack
 from pathlib import Path
@@ -47,10 +48,13 @@ class S3Store:
         self._stack = ExitStack()
         self._credentials = folder / "credentials"
         self._keys = 0
+        self._renew()
+        os.environ.update(AWS_SHARED_CREDENTIALS_FILE=str(self._credentials), AWS_EC2_METADATA_DISABLED="true")
+        for name in KEYS:  # they would win over the file, here and in every process below
+            os.environ.pop(name, None)
         self._server: S3Server = self._stack.enter_context(moto())
         self._proxy = self._stack.enter_context(faulty(self._server.endpoint))
         self._url = self._server.fresh_url()
-        self._renew()
 
     @property
     def url(self) -> str:
@@ -63,8 +67,6 @@ class S3Store:
     @property
     def environment(self) -> dict[str, str]:
         return {
-            "AWS_SHARED_CREDENTIALS_FILE": str(self._credentials),
-            "AWS_EC2_METADATA_DISABLED": "true",
             "AWS_ENDPOINT_URL": self._proxy.endpoint,
             "AWS_DEFAULT_REGION": "us-east-1",
         }
