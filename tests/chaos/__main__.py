@@ -9,6 +9,7 @@ folder is kept then, and named. Linux, two cores and 3 GB are enough.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import random
 import shutil
 import signal
@@ -19,14 +20,16 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from regen.spec import RunSpec, dump_spec
+from regen.run.local import LocalCluster
+from regen.run.session import seal_run
+from regen.spec import RunSpec
 from tests.chaos.promises import Verdict, check_made_twice, check_processes, check_rows, check_verify, sealed_rows
 from tests.chaos.round import Round
 from tests.chaos.stores import LocalStore, Store
-from tests.processes import regen
-from tests.runs import make_spec
+from tests.runs import begin_run, drive, make_spec
 
 STEP_SECONDS = 0.04
+ROWS_PER_SHARD = 500
 _UNLIMITED_RESTARTS = 100_000
 
 
@@ -62,13 +65,12 @@ def _options() -> argparse.Namespace:
 
 
 def _undisturbed(folder: Path, rows: int) -> pa.Table:
-    """What the run gives when nothing happens to it."""
-    (folder / "undisturbed").mkdir()
-    spec = make_spec(folder, rows, output=str(folder / "undisturbed" / "run"), checkpoint={"rows_per_shard": 500})
-    done = regen("run", _written(spec, folder / "undisturbed"), cwd=folder, timeout_seconds=600)
-    if done.returncode:
-        raise SystemExit(f"the undisturbed run failed: {done.stderr}")
-    return sealed_rows(LocalStore(folder / "undisturbed" / "run").storage())
+    """What the run gives when nothing happens to it, on one event loop."""
+    output = folder / "undisturbed"
+    begun = begin_run(make_spec(folder, rows, output=str(output), checkpoint={"rows_per_shard": ROWS_PER_SHARD}))
+    asyncio.run(drive(LocalCluster(), begun))
+    seal_run(begun.storage, begun.worker_setup.run)
+    return sealed_rows(begun.storage)
 
 
 def _round(folder: Path, kind: str, reference: pa.Table, rows: int, draw: random.Random, until: float) -> bool:
@@ -91,7 +93,7 @@ def _round(folder: Path, kind: str, reference: pa.Table, rows: int, draw: random
                     "device": str(folder / "device"),
                     "made_log": str(folder / "made.jsonl"),
                 },
-                checkpoint={"interval_seconds": interval_seconds, "rows_per_shard": 500},
+                checkpoint={"interval_seconds": interval_seconds, "rows_per_shard": ROWS_PER_SHARD},
                 **store.spec_sections,
             )
 
@@ -125,12 +127,6 @@ def _judged(disturbed: Round, reference: pa.Table) -> Verdict:
     verdict.facts["unfinished writes"] = f"{len(left)} left"
     verdict.expect(not left, f"no unfinished write is left: {left[:5]}")
     return verdict
-
-
-def _written(spec: RunSpec, folder: Path) -> str:
-    path = folder / "spec.yaml"
-    path.write_text(dump_spec(spec), encoding="utf-8")
-    return str(path)
 
 
 def _say(began_at: float, text: str) -> None:
