@@ -12,8 +12,9 @@ from tests.processes import descendants, end, environment, exists, free_port, ti
 
 COORDINATOR = "ray::CoordinatorActor"
 REPLICA = "ray::ReplicaActor"
-# Who may talk to the cluster: a token file that some other Ray on this machine has written must not decide.
-ENVIRONMENT = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+# Who may talk to the cluster: a token file that some other Ray on this machine has written must not decide. And Ray
+# makes its workers nicer by 15, so that on a busy machine a test would wait for them for minutes.
+ENVIRONMENT = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 
 
 class RayHead:
