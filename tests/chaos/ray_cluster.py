@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.processes import descendants, end, environment, exists, free_port, titled, wait_until
 
+START_SECONDS = 240.0
 COORDINATOR = "ray::CoordinatorActor"
 REPLICA = "ray::ReplicaActor"
 # Who may talk to the cluster: a token file that some other Ray on this machine has written must not decide. And Ray
@@ -44,7 +45,11 @@ class RayHead:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-        wait_until(lambda: "Ray runtime started" in said.read_text() or not self.lives, seconds=90)
+        try:
+            wait_until(lambda: "Ray runtime started" in said.read_text() or not self.lives, seconds=START_SECONDS)
+        except TimeoutError:
+            end(self.process)
+            raise
 
     @property
     def lives(self) -> bool:
