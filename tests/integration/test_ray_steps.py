@@ -10,7 +10,6 @@ import asyncio
 import json
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -31,6 +30,8 @@ from tests.runs import begin_run, determined, drive, make_spec
 pytestmark = pytest.mark.ray
 
 ROWS = 60
+# Only a failure waits so long; a busy machine needs it.
+PATIENCE_SECONDS = 300.0
 
 
 @pytest.fixture(scope="module")
@@ -78,14 +79,22 @@ class Run:
 
     def finish(self, undisturbed: list[dict[str, Any]]) -> None:
         """By the same command; everything is right, and nothing is left of what was started."""
-        done = regen("run", self.spec, "--address", self.head.address, cwd=self.folder, more=ENVIRONMENT)
+        done = regen(
+            "run",
+            self.spec,
+            "--address",
+            self.head.address,
+            cwd=self.folder,
+            timeout_seconds=PATIENCE_SECONDS,
+            more=ENVIRONMENT,
+        )
         assert done.returncode == 0, done.stderr
         self.check(undisturbed)
 
     def check(self, undisturbed: list[dict[str, Any]]) -> None:
         assert regen("verify", "run", cwd=self.folder).returncode == 0
         assert determined(self.output) == undisturbed
-        wait_until(lambda: not marked_processes(LocalStorage(self.output).url), seconds=20)
+        wait_until(lambda: not marked_processes(LocalStorage(self.output).url), seconds=PATIENCE_SECONDS)
 
     # --- steps: true as soon as it is reached ------------------------------------------------------
 
@@ -138,7 +147,7 @@ def written(spec: RunSpec, folder: Path) -> str:
 
 def reached(step: Callable[[], bool], process: subprocess.Popen[str]) -> None:
     """The step, or the process's end, which is a failure unless the step was passed meanwhile."""
-    wait_until(lambda: step() or process.poll() is not None, seconds=120)
+    wait_until(lambda: step() or process.poll() is not None, seconds=PATIENCE_SECONDS)
     assert step(), f"the command ended before that: {process.communicate()[0]}"
 
 
@@ -154,7 +163,7 @@ def test_the_driver_killed_at_each_step(
     with run.command() as process:  # in a drain
         reached(partial(run.has_rows, run.files + 1), process)
         process.terminate()
-        wait_until(lambda: head.titled(REPLICA))
+        wait_until(lambda: head.titled(REPLICA), seconds=PATIENCE_SECONDS)
         process.kill()
     for step in (run.is_driven, run.is_sealing):
         with run.command() as process:
@@ -171,14 +180,14 @@ def test_sigterm_at_each_step(tmp_path: Path, inputs: Path, head: RayHead, undis
         with run.command() as process:
             reached(step, process)
             process.terminate()
-            endings.append(process.wait(timeout=30))
+            endings.append(process.wait(timeout=PATIENCE_SECONDS))
     assert endings[0] == -signal.SIGTERM
     assert endings[2:] == [9, 9]
     assert run.holder_state == "drained"
     with run.command() as process:
         reached(run.is_sealing, process)
         process.terminate()
-        process.wait(timeout=30)
+        process.wait(timeout=PATIENCE_SECONDS)
     run.finish(undisturbed)
 
 
@@ -195,12 +204,12 @@ def test_coordinator_replicas_and_their_children_killed_at_each_step(
         kill(head.titled(REPLICA)[0])  # its device is held by a process that outlives it, if nobody helps
         reached(partial(run.has_rows, 2), process)
         kill(head.titled(REPLICA)[-1])
-        wait_until(run.loads_engines)
+        wait_until(run.loads_engines, seconds=PATIENCE_SECONDS)
         before = run.files
         (engine, *_) = marked_processes(LocalStorage(run.output).url)
         kill(engine)
         reached(partial(run.has_rows, before), process)
-        assert process.wait(timeout=90) == 0
+        assert process.wait(timeout=PATIENCE_SECONDS) == 0
     run.check(undisturbed)
 
 
@@ -216,10 +225,10 @@ def test_a_frozen_coordinator_wakes_up_after_somebody_else_has_taken_over(
             before = run.files
             reached(partial(run.has_rows, before + 1), second)
             kill(zombie, signal.SIGCONT)
-            assert first.wait(timeout=60) == 4
-            assert second.wait(timeout=90) == 0
-        said = first.communicate()[0]
-        assert "session" in said, said
+            assert first.wait(timeout=PATIENCE_SECONDS) == 4
+            assert second.wait(timeout=PATIENCE_SECONDS) == 0
+        holder = json.loads((run.output / "holder.json").read_text())
+        assert holder["session"] in first.communicate()[0]
     run.check(undisturbed)
 
 
@@ -234,11 +243,8 @@ def test_the_head_gone_and_the_run_taken_up_by_another_cluster(
             engines = marked_processes(LocalStorage(run.output).url)
             for pid in lost.part("raylet") + lost.part("gcs_server"):
                 kill(pid)
-            began_at = time.monotonic()
             with cluster_beside(tmp_path) as run.head:
-                code = process.wait(timeout=90)
-                print("driver ended with", code, "after", time.monotonic() - began_at)
-                assert code not in (0, 9)
+                assert process.wait(timeout=PATIENCE_SECONDS) not in (0, 9)
                 run.finish(undisturbed)
                 assert not any(exists(pid) for pid in engines)
     finally:
