@@ -19,8 +19,8 @@ from tests.processes import REGEN, descendants, environment, kill
 
 INTERVALS_SECONDS = (0.3, 1.0, 2.0)
 REPLICAS = (4, 7)
-# From the coordinator's death until Ray has it back, it has replayed and has heard what the replicas hold.
-RESTART_SECONDS = 10.0
+# The journal is looked at so often, to see when commits go on.
+_JOURNAL_SECONDS = 1.0
 QUIET_LIMIT_SECONDS = 300.0
 _OK, _HELD, _STORE_AWAY, _DRAINED = 0, 4, 7, 9
 # What a driver may end with besides, after trouble of this kind: the cluster went away, or the coordinator too often.
@@ -65,6 +65,9 @@ class Round:
     _starts: int = 0
     _is_finished: bool = False
     _made_then: int = -1
+    _broken_since: list[tuple[float, float]] = field(default_factory=list)
+    _journal_files: int = 0
+    _journal_seen_at: float = 0.0
     _workers: dict[int, float] = field(default_factory=dict)
     _doomed: set[int] = field(default_factory=set)
 
@@ -107,6 +110,7 @@ class Round:
 
     def _look(self) -> None:
         """Who is there now; a worker that is gone went at about this moment."""
+        self._look_at_journal()
         now, living = time.time(), set(self._head.titled(REPLICA)) if self._head else set()
         interval = max((driver.interval_seconds for driver in self._drivers), default=max(INTERVALS_SECONDS))
         self._workers.update(dict.fromkeys(living - set(self._workers), interval))
@@ -212,7 +216,7 @@ class Round:
         if (pid := self._one(COORDINATOR)) is None:
             return None
         kill(pid)
-        self.outages.append(Outage(time.time(), time.time() + RESTART_SECONDS))
+        self._nothing_commits()
         return f"kill -9 {pid}"
 
     def driver(self) -> str | None:
@@ -252,7 +256,7 @@ class Round:
 
     def frozen_coordinator(self) -> str | None:
         seconds = self.draw.uniform(1.0, 12.0)
-        self.outages.append(Outage(time.time(), time.time() + seconds + 1.0))
+        self._nothing_commits(seconds)
         return self._freeze(self._one(COORDINATOR), seconds)
 
     def frozen_replica(self) -> str | None:
@@ -261,7 +265,7 @@ class Round:
     def frozen_and_taken_over(self) -> str | None:
         """A zombie: its coordinator wakes up when another session has the run."""
         seconds = self.draw.uniform(8.0, 16.0)
-        self.outages.append(Outage(time.time(), time.time() + seconds + 1.0))
+        self._nothing_commits(seconds)
         said = self._freeze(self._one(COORDINATOR), seconds)
         return None if said is None else f"{said}, {self.take_over()}"
 
@@ -285,7 +289,7 @@ class Round:
         if (trouble := self.store.trouble(self.draw)) is None:
             return None
         said, seconds = trouble
-        self.outages.append(Outage(time.time(), time.time() + seconds))
+        self._nothing_commits(seconds)
         return said
 
     def _freeze(self, pid: int | None, seconds: float) -> str | None:
@@ -294,6 +298,21 @@ class Round:
         kill(pid, signal.SIGSTOP)
         self._thaw.append((time.monotonic() + seconds, pid))
         return f"SIGSTOP {pid} for {seconds:.1f} s"
+
+    def _nothing_commits(self, seconds: float = 0.0) -> None:
+        """From now on, for so long at least, and until the journal grows again."""
+        self._broken_since.append((time.time(), time.time() + seconds))
+
+    def _look_at_journal(self) -> None:
+        now = time.time()
+        if now - self._journal_seen_at < _JOURNAL_SECONDS:
+            return
+        self._journal_seen_at = now
+        files = len(list(self.store.storage().list("journal/")))
+        if files > self._journal_files:
+            self.outages += [Outage(begun, now) for begun, until in self._broken_since if now > until]
+            self._broken_since = [one for one in self._broken_since if now <= one[1]]
+        self._journal_files = files
 
     # --- the end -------------------------------------------------------------------------------------
 
@@ -306,6 +325,7 @@ class Round:
         """What is ended here is the harness's own: the cluster, and drivers if something went wrong."""
         self._thaw_all()
         self._look()
+        self.outages += [Outage(begun, time.time()) for begun, _ in self._broken_since]
         for driver in self._drivers:
             driver.process.kill()
             driver.process.wait()
