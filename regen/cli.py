@@ -315,11 +315,16 @@ def status(
 def verify(
     run: Run,
     as_json: AsJson = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Take damaged journal files out of the count; seal damaged shards again.")
+    ] = False,
 ) -> None:
     """Check every count, id and digest offline; exit 1 with what is wrong."""
     from regen.run.check import check
     from regen.store.storage import open_storage
 
+    if repair:
+        raise typer.Exit(_repair(run, as_json))
     found = check(open_storage(run))
     if as_json:
         print(json.dumps(found.to_json(), indent=1))
@@ -329,6 +334,19 @@ def verify(
         print(found.summary())
     if not found.is_right:
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _repair(run: str, as_json: bool) -> ExitCode:
+    from regen.run.repair import repair
+    from regen.store.storage import open_storage
+
+    done = repair(open_storage(run))
+    if as_json:
+        print(json.dumps(done.to_json(), indent=1))
+    else:
+        for line in done.lines(run):
+            print(line)
+    return done.exit_code
 
 
 @app.command()
@@ -352,6 +370,40 @@ def retry(
         print("no row is as asked for; nothing was changed")
     else:
         print(f"{opened.rows:,} rows opened again (round {opened.round}); make them with: regen resume {run}")
+
+
+@app.command()
+def clean(
+    run: Run,
+    journal: Annotated[
+        bool, typer.Option("--journal", help="Verify it, then delete its journal: it is closed for good.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go, and change nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove what is nobody's: abandoned temporaries, plan parts that no plan names, shards of ranges that are none."""
+    from regen.run.clean import clean as clean_run
+    from regen.store.storage import open_storage
+
+    done = clean_run(open_storage(run), journal=journal, is_dry_run=dry_run, say=_say)
+    if as_json:
+        print(json.dumps(done.to_json(), indent=1))
+    else:
+        print("\n".join(done.lines()))
+
+
+@app.command()
+def extend(spec: Spec, as_json: AsJson = False) -> None:
+    """Add to the run of this spec the rows that its sources have gained; the next `regen resume` makes them."""
+    from regen.run.extend import extend as extend_run
+    from regen.run.start import StartOptions
+    from regen.spec import load_spec
+
+    made = extend_run(load_spec(spec), StartOptions(), _say)
+    if as_json:
+        print(json.dumps(made.to_json(), indent=1))
+    else:
+        print("\n".join(made.lines()))
 
 
 @app.command()
@@ -529,11 +581,14 @@ def _print_look(seen: Look) -> None:
 
     console = _console()
     facts = [("run", f"{seen.name} in {seen.url}"), ("fingerprint", seen.fingerprint)]
-    facts.append(("planned", "not yet" if seen.planned is None else f"{seen.planned:,} rows"))
+    extended = f", {seen.rows_added:,} of them added since" if seen.rows_added else ""
+    facts.append(("planned", "not yet" if seen.planned is None else f"{seen.planned:,} rows{extended}"))
     if (holder := seen.holder) is not None:
         facts.append(("last session", f"{holder.state.value}: {holder.session} on {holder.host}"))
         facts.append(("its last heartbeat", f"{holder.beat_at} by its own clock"))
-    facts.append(("journal files", f"{seen.commits:,}"))
+    facts.append(("journal files", f"{seen.commits:,}" if seen.closed_at is None else "deleted: only shards are left"))
+    if seen.closed_at is not None:
+        facts.append(("closed", f"at {seen.closed_at}: nothing can be made for it any more"))
     if seen.reopened or seen.retries_ended:
         ended = f"; {seen.retries_ended:,} retries ended without an answer" if seen.retries_ended else ""
         facts.append(("opened again", f"{seen.reopened:,} rows still to be made again{ended}"))

@@ -52,6 +52,15 @@ class OrdinalSet:
         made._count = self._count
         return made
 
+    def grown(self, size: int) -> OrdinalSet:
+        """The same members in a larger range. Raises ValueError for a smaller one."""
+        if size < self.size:
+            raise ValueError(f"a set of {self.size} ordinals cannot shrink to {size}")
+        made = OrdinalSet(size)
+        made._bits[: len(self._bits)] = self._bits
+        made._count = self._count
+        return made
+
     def __iter__(self) -> Iterator[int]:
         return (ordinal for ordinal in range(self.size) if ordinal in self)
 
@@ -90,16 +99,16 @@ class OrdinalSet:
         return base64.b64encode(zlib.compress(bytes(self._bits))).decode("ascii")
 
     @classmethod
-    def from_text(cls, size: int, text: str) -> OrdinalSet:
-        """Raises ValueError when the text is not a bitmap of exactly this size."""
+    def from_text(cls, size: int, text: str, *, may_be_shorter: bool = False) -> OrdinalSet:
+        """Raises ValueError when the text is not a bitmap of exactly this size (`may_be_shorter`: of one up to it)."""
         made = cls(size)
         try:
             bits = bytearray(zlib.decompress(base64.b64decode(text)))
         except zlib.error as error:
             raise ValueError(f"not a compressed bitmap: {error}") from error
-        if len(bits) != len(made._bits):
+        if len(bits) > len(made._bits) or (len(bits) < len(made._bits) and not may_be_shorter):
             raise ValueError(f"a bitmap of {len(bits)} bytes cannot hold {size} ordinals")
-        made._bits = bits
+        made._bits[: len(bits)] = bits
         made._count = sum(byte.bit_count() for byte in bits)
         return made
 

@@ -13,6 +13,7 @@ from regen.records import (
     EngineInfo,
     GenerationRequest,
     PlannedRow,
+    PlanStage,
     Status,
     TokenScore,
 )
@@ -214,6 +215,11 @@ class Plan(Protocol):
     @property
     def digest(self) -> str:
         """32 hex digits over every row of the plan."""
+        ...
+
+    @property
+    def stages(self) -> tuple[PlanStage, ...]:
+        """What the plan was before each extension, oldest first, and what it is now: the last has `count` rows."""
         ...
 
     @property

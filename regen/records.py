@@ -88,6 +88,14 @@ class Label(StrEnum):
         return not (self.is_note or self.is_cut or self is Label.UNPARSABLE_TOOL_CALL)
 
 
+@dataclass(frozen=True, slots=True)
+class PlanStage:
+    """The plan as it was for a while: after planning, or after an extension. It held the ordinals below `rows`."""
+
+    rows: int
+    digest: str
+
+
 class Origin(StrEnum):
     """Who made a generation's tokens."""
 

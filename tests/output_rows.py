@@ -17,6 +17,7 @@ from regen.records import (
     Origin,
     OutputRow,
     PlannedRow,
+    PlanStage,
     Refusal,
     Role,
     Sampling,
@@ -144,6 +145,7 @@ class MemoryPlan:
         ]
         for ordinal in native_ordinals:
             self._rows[ordinal] = native_row(ordinal)
+        self.before: tuple[PlanStage, ...] = ()
 
     @property
     def count(self) -> int:
@@ -157,8 +159,19 @@ class MemoryPlan:
         return whole.hexdigest()
 
     @property
+    def stages(self) -> tuple[PlanStage, ...]:
+        return (*self.before, PlanStage(self.count, self.digest))
+
+    @property
     def sources(self) -> tuple[str, ...]:
         return ("chat", "math", "code")
+
+    def extended(self, count: int) -> MemoryPlan:
+        """The same plan with further rows, up to `count`; all of them are to be made."""
+        made = MemoryPlan(count)
+        made._rows[: self.count] = self._rows
+        made.before = self.stages
+        return made
 
     def rows(self, ordinals: Sequence[int]) -> list[PlannedRow]:
         return [self._rows[ordinal] for ordinal in ordinals]

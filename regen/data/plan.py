@@ -14,31 +14,51 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
+from pathlib import PurePosixPath
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from regen.data.plan_rows import from_values
-from regen.data.plan_summary import PLAN_KEY, PlanPart, PlanSummary
+from regen.data.plan_summary import EXTENSIONS, PLAN_KEY, PlanPart, PlanSummary, extension_key, extension_number
 from regen.errors import JournalDamaged, StoreUnavailable
 from regen.protocols import Storage
-from regen.records import PlannedRow, Status
+from regen.records import PlannedRow, PlanStage, Status
 
 _GROUPS_KEPT = 16
 _PARTS_KEPT = 4
 
 
 def read_summary(storage: Storage) -> PlanSummary | None:
-    """What `plan.json` says; None if there is no plan yet. Raises JournalDamaged when it cannot be read as one."""
+    """The plan as it is now, with all extensions; None if there is no plan yet.
+
+    Raises JournalDamaged: a summary cannot be read, is missing in the sequence, or does not continue the one before.
+    """
+    summary = _read(storage, PLAN_KEY)
+    if summary is None:
+        return None
+    found = sorted(filter(None, (extension_number(stored.key) for stored in storage.list(EXTENSIONS))))
+    for number in range(1, max(found, default=0) + 1):
+        extended = _read(storage, extension_key(number))
+        if extended is None:
+            raise JournalDamaged(f"{storage.url}/{extension_key(number)} is missing, and later extensions are there")
+        if not extended.continues(summary):
+            raise JournalDamaged(f"{storage.url}/{extended.key} does not continue {summary.key}: one was altered")
+        summary = extended
+    return summary
+
+
+def _read(storage: Storage, key: str) -> PlanSummary | None:
     try:
-        data = storage.read(PLAN_KEY)
+        data = storage.read(key)
     except KeyError:
         return None
     try:
         return PlanSummary.from_json(data)
     except (ValueError, KeyError, TypeError) as error:
-        raise JournalDamaged(f"{storage.url}/{PLAN_KEY} is not a plan that this version reads: {error}") from error
+        raise JournalDamaged(f"{storage.url}/{key} is not a plan that this version reads: {error}") from error
 
 
 def open_plan(storage: Storage) -> RunPlan:
@@ -48,15 +68,25 @@ def open_plan(storage: Storage) -> RunPlan:
         raise JournalDamaged(
             f"{storage.url} has no {PLAN_KEY}: it is no run folder, or planning never ended; `regen run` makes the plan"
         )
-    sizes = {stored.key: stored.size for stored in storage.list(f"plan/{summary.session}/")}
+    if summary.rows != sum(part.rows for part in summary.parts):
+        raise JournalDamaged(
+            f"{storage.url}/{summary.key} says {summary.rows} rows, and its parts have others together"
+        )
+    require_parts(storage, summary)
+    return RunPlan(storage, summary)
+
+
+def require_parts(storage: Storage, summary: PlanSummary) -> None:
+    """Raises JournalDamaged unless every part is there and has its size."""
+    folders = dict.fromkeys(str(PurePosixPath(part.key).parent) for part in summary.parts)
+    sizes = {stored.key: stored.size for folder in folders for stored in storage.list(f"{folder}/")}
     for part in summary.parts:
         if part.key not in sizes:
-            raise JournalDamaged(f"{part.key} is missing in {storage.url}, and {PLAN_KEY} names it")
+            raise JournalDamaged(f"{part.key} is missing in {storage.url}, and {summary.key} names it")
         if sizes[part.key] != part.bytes:
             raise JournalDamaged(
-                f"{part.key} in {storage.url} has {sizes[part.key]} bytes, {PLAN_KEY} says {part.bytes}"
+                f"{part.key} in {storage.url} has {sizes[part.key]} bytes, {summary.key} says {part.bytes}"
             )
-    return RunPlan(storage, summary)
 
 
 def damaged_parts(storage: Storage, summary: PlanSummary) -> list[str]:
@@ -93,8 +123,20 @@ class RunPlan:
         return self.summary.digest
 
     @property
+    def stages(self) -> tuple[PlanStage, ...]:
+        return self.summary.stages
+
+    @property
     def sources(self) -> tuple[str, ...]:
         return tuple(source.name for source in self.summary.sources)
+
+    def row_ids(self) -> Iterator[list[str]]:
+        """The ids of all rows in order, a part at a time; reads one column."""
+        for number, part in enumerate(self.summary.parts):
+            with self._lock:
+                table = self._file(number).read_columns(["row_id"])
+            _check_rows(part, table.num_rows)
+            yield cast(list[str], table["row_id"].to_pylist())
 
     def rows(self, ordinals: Sequence[int]) -> list[PlannedRow]:
         """These rows, in the order asked for. Raises IndexError for an ordinal that is not in the plan."""

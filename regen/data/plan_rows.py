@@ -70,8 +70,9 @@ class RowValues(TypedDict):
 class PlanDigest:
     """32 hex digits over every row's id, content, native turns and refusal, in order; not over locations, details."""
 
-    def __init__(self) -> None:
-        self._hash = hashlib.blake2b(digest_size=16)
+    def __init__(self, before: str = "") -> None:
+        """`before`: the digest of the plan that is extended; the new one covers its rows through it."""
+        self._hash = hashlib.blake2b(before.encode("ascii"), digest_size=16)
 
     def add(self, values: RowValues) -> None:
         determined = [

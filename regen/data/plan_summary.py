@@ -1,16 +1,33 @@
-"""What `plan.json` says: its creation is the plan's commit. Pure."""
+"""What `plan.json` says, and `plan-0001.json` of a plan that was extended: its creation is the commit. Pure."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from regen.data.raw import SourceFile
+from regen.records import PlanStage
 
 PLAN_KEY = "plan.json"
 VERSION = 2
+_EXTENSION_KEY = re.compile(r"^plan-(\d{4})\.json$", re.ASCII)
+EXTENSIONS = "plan-"
+
+
+def extension_key(number: int) -> str:
+    """The name of the plan after so many extensions, counted from 1."""
+    if not 1 <= number <= 9999:
+        raise ValueError(f"a plan has the extensions 1 to 9999, not {number}")
+    return f"{EXTENSIONS}{number:04d}.json"
+
+
+def extension_number(key: str) -> int | None:
+    """The inverse of `extension_key`; None for any other name."""
+    found = _EXTENSION_KEY.match(key)
+    return int(found[1]) if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +76,11 @@ class SourceSummary:
 
 @dataclass(frozen=True, slots=True)
 class PlanSummary:
-    """The plan as a whole: `rows` ordinals, of which `refused` and `native` are terminal from the start."""
+    """The plan as a whole: `rows` ordinals, of which `refused` and `native` are terminal from the start.
+
+    Of an extended plan it covers the rows before too: `before` is what the plan was before each extension, oldest
+    first, `session` made the newest, and `source_specs` is the spec's section that it was made with, as plain data.
+    """
 
     session: str
     rows: int
@@ -69,6 +90,22 @@ class PlanSummary:
     sources: tuple[SourceSummary, ...]
     native: int = 0
     version: int = VERSION
+    before: tuple[PlanStage, ...] = ()
+    source_specs: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def stages(self) -> tuple[PlanStage, ...]:
+        """What the plan was before each extension, and what it is now."""
+        return (*self.before, PlanStage(self.rows, self.digest))
+
+    @property
+    def key(self) -> str:
+        """The name that this summary has in the run folder."""
+        return extension_key(len(self.before)) if self.before else PLAN_KEY
+
+    def continues(self, earlier: PlanSummary) -> bool:
+        """Whether this is `earlier` with one extension."""
+        return self.before == earlier.stages and self.parts[: len(earlier.parts)] == earlier.parts
 
     def to_json(self) -> bytes:
         return (json.dumps(asdict(self), indent=1, ensure_ascii=True) + "\n").encode("ascii")
@@ -81,7 +118,9 @@ class PlanSummary:
             raise ValueError(f"plan.json has version {values['version']}, this regen reads {VERSION}")
         parts = tuple(PlanPart(**part) for part in values.pop("parts"))
         sources = tuple(_source(source) for source in values.pop("sources"))
-        return cls(parts=parts, sources=sources, **values)
+        before = tuple(PlanStage(**stage) for stage in values.pop("before", ()))
+        specs = tuple(values.pop("source_specs", ()))
+        return cls(parts=parts, sources=sources, before=before, source_specs=specs, **values)
 
 
 def _source(values: dict[str, Any]) -> SourceSummary:

@@ -55,19 +55,23 @@ class RowGroupFile:
 class PlanWriter:
     """Gives rows their ordinals and writes them in parts. A context manager; `finish` is called once, at the end."""
 
-    def __init__(self, storage: Storage, session: str, part_rows: int = PART_ROWS) -> None:
+    def __init__(
+        self, storage: Storage, session: str, part_rows: int = PART_ROWS, *, first: int = 0, digest_before: str = ""
+    ) -> None:
+        """`first` is the first ordinal; `digest_before` the digest of a plan that is extended."""
         self._storage = storage
         self._session = session
         self._part_rows = part_rows
         self._folder = tempfile.TemporaryDirectory(prefix="regen-plan-")
         self._file: RowGroupFile | None = None
-        self._digest = PlanDigest()
+        self._digest = PlanDigest(digest_before)
         self._parts: list[PlanPart] = []
+        self._first = first
         self.rows = 0
 
     def add(self, values: RowValues) -> None:
         """The next row; its ordinal is set here."""
-        values["ordinal"] = self.rows
+        values["ordinal"] = self._first + self.rows
         self.rows += 1
         self._digest.add(values)
         if self._file is None:

@@ -9,13 +9,15 @@ file. Costs: under 0.1 ms a row on one core, and rendering, which runs on `proce
 
 from __future__ import annotations
 
+import errno
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 import pyarrow.parquet as pq
 
@@ -36,12 +38,13 @@ from regen.data.selection import LeftOut
 from regen.data.sources import list_files, read_source
 from regen.data.target import Target
 from regen.data.text import DETAIL_CHARS, printable
-from regen.errors import JournalDamaged, RowRefused, SourceError
+from regen.errors import JournalDamaged, RowRefused, SourceError, StoreUnavailable
 from regen.protocols import Storage
 from regen.records import Refusal, Split, Stage
 from regen.spec import DecontaminateSpec, RunSpec, SourceSpec
 
 _EXAMPLE_CHARS = 300
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 PROMPT_TOO_LONG = "prompt_too_long"
 LONGER_THAN_CONTEXT = "longer_than_context"
 DUPLICATE = "duplicate"
@@ -62,10 +65,50 @@ def build_plan(
     """Plan every source and commit the plan under `storage`, or return the plan that is there already.
 
     `processes` is how many render prompts (1: this one). Raises SourceError, SpecError (the target's tokenizer or
-    template), JournalDamaged (a plan is there and unreadable), and what `storage` raises.
+    template), JournalDamaged (a plan is there and unreadable), StoreUnavailable (also where temporary files have no
+    room), and what `storage` raises.
     """
     if (existing := read_summary(storage)) is not None:
         return existing
+    with spooled(spec, target, processes, progress, NothingPlanned()) as spools:
+        summary = _written(spools, storage, session)
+    return _committed(summary, storage)
+
+
+class Earlier(Protocol):
+    """What a plan holds already that is extended."""
+
+    def takes(self, row_id: str) -> bool:
+        """Whether the row is new. Asked once for each row of the sources."""
+        ...
+
+    def prompt_tokens(self, source: str) -> int:
+        """The sum over the first prompts of this source's accepted rows."""
+        ...
+
+    def contents(self) -> Iterator[bytes]:
+        """The content digest of every accepted row; only asked for `rows.dedupe`."""
+        ...
+
+
+class NothingPlanned:
+    """The `Earlier` of a plan that is made from nothing."""
+
+    def takes(self, row_id: str) -> bool:
+        return True
+
+    def prompt_tokens(self, source: str) -> int:
+        return 0
+
+    def contents(self) -> Iterator[bytes]:
+        return iter(())
+
+
+@contextmanager
+def spooled(
+    spec: RunSpec, target: Target, processes: int, progress: Progress | None, earlier: Earlier
+) -> Iterator[list[Spool]]:
+    """The sources' new rows, each source in a temporary file that goes when the block ends."""
     spec = spec.model_copy(update={"target": with_reasoning(spec.target, target.profile, target.template_source)})
     setup = RenderSetup(
         target.folder,
@@ -75,18 +118,42 @@ def build_plan(
         target.eos_token_ids,
     )
     benchmarks = [_benchmark(part) for part in spec.rows.decontaminate]
-    with tempfile.TemporaryDirectory(prefix="regen-spool-") as folder, Renderer(setup, processes) as renderer:
-        planner = _SourcePlanner(spec, renderer, benchmarks, progress or (lambda source, rows: None))
-        spools = [
+    with _room_for_temporaries(), _spool_folder() as folder, Renderer(setup, processes) as renderer:
+        planner = _SourcePlanner(spec, renderer, benchmarks, progress or (lambda source, rows: None), earlier)
+        yield [
             planner.spool(source, Path(folder) / f"source-{number}.parquet")
             for number, source in enumerate(spec.sources)
         ]
-        summary = _written(spools, storage, session)
-    return _committed(summary, storage)
+
+
+def _spool_folder() -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="regen-spool-")
+    except OSError as error:
+        raise _no_room(error) from error
+
+
+@contextmanager
+def _room_for_temporaries() -> Iterator[None]:
+    """Plans are collected in temporary files, which may be as large as the sources."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise _no_room(error) from error
+
+
+def _no_room(error: OSError) -> StoreUnavailable:
+    where = tempfile.tempdir or "the folder for temporary files"
+    return StoreUnavailable(
+        f"{where}: planning cannot write there: {error.strerror or error}; set TMPDIR to a place with room,"
+        " then the same command"
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class _Spool:
+class Spool:
     """One planned source on local disk, in its own order."""
 
     path: Path
@@ -102,14 +169,24 @@ class _Spool:
 class _SourcePlanner:
     """Plans one source after another; what it keeps between them is the content seen, for `rows.dedupe`."""
 
-    def __init__(self, spec: RunSpec, renderer: Renderer, benchmarks: Sequence[Benchmark], progress: Progress) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        renderer: Renderer,
+        benchmarks: Sequence[Benchmark],
+        progress: Progress,
+        earlier: Earlier,
+    ) -> None:
         self._spec = spec
+        self._earlier = earlier
         self._renderer = renderer
         self._benchmarks = benchmarks
         self._progress = progress
         self._seen = EqualRows()
+        for content in earlier.contents() if spec.rows.dedupe else ():
+            self._seen.count(content)
 
-    def spool(self, source: SourceSpec, path: Path) -> _Spool:
+    def spool(self, source: SourceSpec, path: Path) -> Spool:
         """Plan one source into a local file."""
         tally = _Tally(source.name)
         files = list_files(source)
@@ -122,15 +199,17 @@ class _SourcePlanner:
                 self._progress(source.name, tally.rows)
         file.close()
         self._progress(source.name, tally.rows)
-        return _Spool(path, tally.summary(files))
+        return Spool(path, tally.summary(files))
 
     def _judged(self, source: SourceSpec, drafting: Drafting) -> Iterator[Draft]:
         """Every draft with its first prompt's length, or refused; up to the first accepted row beyond the quota.
 
         That row and all after it are left out. What was rendered ahead changes nothing: decisions are taken in order.
         """
-        room = source.prompt_token_quota
-        for chunk, results in self._renderer.map(_chunks(drafting)):
+        quota = source.prompt_token_quota
+        room = None if quota is None else quota - self._earlier.prompt_tokens(source.name)
+        new = (draft for draft in drafting if self._earlier.takes(draft.row.row_id))
+        for chunk, results in self._renderer.map(_chunks(new)):
             rendered = iter(results)
             for drafted in chunk:
                 draft = self._decided(drafted, next(rendered)) if drafted.job is not None else drafted
@@ -266,12 +345,17 @@ def _example(location: str, detail: str) -> RejectedRow:
     return RejectedRow(shown, printable(detail, _EXAMPLE_CHARS))
 
 
-def _written(spools: list[_Spool], storage: Storage, session: str) -> PlanSummary:
-    """The sources interleaved into parts; nothing is committed yet."""
+def write_interleaved(spools: list[Spool], writer: PlanWriter) -> None:
+    """Hand over the rows of all sources, in the order of a plan."""
     streams = [spool.rows() for spool in spools]
+    for source in interleaved([spool.summary.rows for spool in spools]):
+        writer.add(next(streams[source]))
+
+
+def _written(spools: list[Spool], storage: Storage, session: str) -> PlanSummary:
+    """The sources interleaved into parts; nothing is committed yet."""
     with PlanWriter(storage, session) as writer:
-        for source in interleaved([spool.summary.rows for spool in spools]):
-            writer.add(next(streams[source]))
+        write_interleaved(spools, writer)
         parts, digest = writer.finish()
     return PlanSummary(
         session=session,

@@ -8,7 +8,7 @@ from typing import Any
 from regen.data.plan import damaged_parts, open_plan, read_summary
 from regen.errors import JournalDamaged
 from regen.protocols import Storage
-from regen.run.record import altered, require_record
+from regen.run.record import altered, require_record_as_begun
 from regen.store import layout
 from regen.store.findings import Code, Finding
 from regen.store.verify import Verification, verify
@@ -39,6 +39,7 @@ class Checked:
             "shards": found.shards if found else None,
             "shards_planned": found.shards_planned if found else None,
             "shards_outdated": found.shards_outdated if found else None,
+            "shards_outgrown": found.shards_outgrown if found else None,
             "reopened": found.reopened if found else None,
             "findings": [
                 {"code": finding.code.value, "where": finding.where, "message": finding.message}
@@ -58,7 +59,9 @@ class Checked:
         files = f"{found.journal_files:,} journal files, {found.shards:,} of {found.shards_planned:,} shards"
         files += "" if found.shards == found.shards_planned else " (regen seal writes the others)"
         if found.shards_outdated:
-            files += f" ({found.shards_outdated:,} are older than a retry: regen seal writes them anew)"
+            files += f" ({found.shards_outdated:,} are older than a retry or repair: regen seal writes them anew)"
+        if found.shards_outgrown:
+            files += f" ({found.shards_outgrown:,} are from before an extension: regen seal replaces them)"
         if found.reopened:
             files += f", {found.reopened:,} rows opened again and not made yet"
         return f"planned {found.planned:,} == {total:,} outcomes; {files}; every id, count and digest read again"
@@ -66,7 +69,7 @@ class Checked:
 
 def check(storage: Storage) -> Checked:
     """Everything that `regen verify` checks. Raises SpecError if there is no run here, StoreError."""
-    record = require_record(storage)
+    record = require_record_as_begun(storage)
     if read_summary(storage) is None:
         return Checked((Finding(Code.PLAN_DAMAGED, layout.PLAN, "is not there: planning has not ended yet"),), None)
     problem = altered(record)

@@ -404,7 +404,7 @@ class Coordinator:
         ordinal, round_, status, reason = (
             table.column(name)[index].as_py() for name in ("ordinal", "round", "status", "reason")
         )
-        if not round_ or status != Status.REJECTED:
+        if ordinal not in run.reopened.pending or status != Status.REJECTED:
             return False
         run.publisher.end_retry(ordinal, round_, status, reason or "")
         return True
@@ -451,7 +451,8 @@ class Coordinator:
         """Rows whose attempts are used up become finished rows; with the store away they wait."""
         while self._exhausted:
             exhausted, worker = self._exhausted[0]
-            if round_ := run.reopened.round_of(exhausted.ordinal):
+            round_ = run.reopened.round_of(exhausted.ordinal)
+            if exhausted.ordinal in run.reopened.pending:
                 run.publisher.end_retry(exhausted.ordinal, round_, Status.FAILED, exhausted.reason)
                 self._exhausted.pop(0)
                 continue
@@ -459,7 +460,7 @@ class Coordinator:
                 (planned,) = await self._planned(run, [exhausted.ordinal])
             except StoreUnavailable:
                 return
-            run.publisher.add(rows.to_table([failed_row(planned, exhausted, worker, self._setup)]))
+            run.publisher.add(rows.to_table([failed_row(planned, exhausted, worker, self._setup, round_)]))
             self._exhausted.pop(0)
 
     async def _planned(self, run: _OpenRun, wanted: Sequence[int]) -> list[PlannedRow]:

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from regen.errors import FingerprintDrift
-from regen.run.record import RunRecord
+from regen.run.record import SOURCES, RunRecord
 from regen.store.control import DriftAccepted, Record
 
 Drift = dict[str, tuple[Any, Any]]
 
 # What no flag can change: the plan is frozen, and shards of another size would overlap.
-_FIXED = ("sources.", "rows.", "rows_per_shard")
+_FIXED = (SOURCES, "rows.", "rows_per_shard")
 
 
 def accepted_drift(before: RunRecord, now: RunRecord, records: Sequence[Record], url: str, accept: bool) -> Drift:
@@ -25,7 +25,8 @@ def accepted_drift(before: RunRecord, now: RunRecord, records: Sequence[Record],
     if fixed := {name: change for name, change in found.items() if name.startswith(_FIXED)}:
         _refuse(fixed, url, can_be_accepted=False)
     accepted = _latest_drift(records)
-    if not accept and (accepted is None or accepted.fingerprint_after != now.fingerprint):
+    # Not by fingerprint, which an extension changes on both sides.
+    if not accept and (accepted is None or accepted.fields != _as_text(found)):
         _refuse(found, url)
     return found
 
@@ -47,8 +48,11 @@ def drift_record(session: str, accepted: Drift, before: RunRecord, now: RunRecor
     """What the journal is to say of it; None if nothing was accepted."""
     if not accepted:
         return None
-    fields = {name: (json.dumps(was), json.dumps(now)) for name, (was, now) in accepted.items()}
-    return DriftAccepted(session, fields, before.fingerprint, now.fingerprint)
+    return DriftAccepted(session, _as_text(accepted), before.fingerprint, now.fingerprint)
+
+
+def _as_text(found: Drift) -> dict[str, tuple[str, str]]:
+    return {name: (json.dumps(was), json.dumps(now)) for name, (was, now) in found.items()}
 
 
 def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> Drift:
@@ -62,6 +66,8 @@ def _refuse(found: Drift, where: str, can_be_accepted: bool = True) -> None:
     if not found:
         return
     lines = [f"  {name}: was {was!r}, is {now!r}" for name, (was, now) in found.items()]
+    if all(name.startswith(SOURCES) for name in found):
+        lines.append("To add the rows of further or larger sources: regen extend SPEC")
     raise FingerprintDrift(
         f"{where} was begun with other settings that shape outputs:\n"
         + "\n".join(lines)

@@ -8,8 +8,11 @@ from regen.run.schedule import Exhausted
 from regen.run.setup import RunSetup
 
 
-def failed_row(planned: PlannedRow, exhausted: Exhausted, worker: WorkerId, setup: RunSetup) -> OutputRow:
-    """The conversation up to where the target was to speak, no generation, and the reason of the last attempt."""
+def failed_row(planned: PlannedRow, exhausted: Exhausted, worker: WorkerId, setup: RunSetup, round_: int) -> OutputRow:
+    """The conversation up to where the target was to speak, no generation, and the reason of the last attempt.
+
+    `round_` above 0: re-opened once, and its older result was lost with its file.
+    """
     conversation = planned.conversation
     assert conversation is not None, "refused rows are never leased"
     first_slot = next(i for i, message in enumerate(conversation.messages) if message.role is Role.ASSISTANT)
@@ -20,7 +23,7 @@ def failed_row(planned: PlannedRow, exhausted: Exhausted, worker: WorkerId, setu
         location=planned.location,
         source_id=planned.source_id,
         status=Status.FAILED,
-        round=0,
+        round=round_,
         messages=conversation.messages[:first_slot],
         generations=(),
         observed=Observed(worker.slot, setup.session, exhausted.attempts, "", None, setup.fingerprint),

@@ -10,7 +10,7 @@ from regen.protocols import Storage
 from regen.store.control import Record
 from regen.store.holder import Holder, Liveness, held, read_holder, watch
 from regen.store.machine import machine_identity, process_exists
-from regen.store.replay import Replayed, replay
+from regen.store.replay import Replayed, refuse_closed, replay
 
 # Three heartbeats (run/coordinator.py) and a little: a live holder shows itself within that.
 WATCH_SECONDS = 7.0
@@ -21,15 +21,23 @@ ORPHAN_SECONDS = 15.0
 def refuse_if_held(storage: Storage, take_over: bool) -> str | None:
     """The session of the newest claim, if it is over (or `take_over`); None if nobody has ever run this folder.
 
-    Raises RunHeld if somebody does: seen at once, or by watching the folder for `WATCH_SECONDS`.
+    Raises RunHeld if somebody does: seen at once, or by watching the folder for `WATCH_SECONDS`. Raises UserError if it
+    is closed.
     """
     _await_orphan(read_holder(storage))
     replayed = replayed_run(storage)
     if replayed is None:
         return None
-    if not take_over and watch(storage, replayed, time.sleep, WATCH_SECONDS, machine_identity()) is Liveness.ALIVE:
-        raise held(read_holder(storage), replayed.newest_claim, storage.url, datetime.now(UTC))
+    refuse_closed(replayed.records, storage.url)
+    if not take_over:
+        refuse_if_alive(storage, replayed)
     return replayed.newest_claim.session if replayed.newest_claim else None
+
+
+def refuse_if_alive(storage: Storage, replayed: Replayed) -> None:
+    """Raises RunHeld if somebody runs this folder: seen at once, or by watching it for `WATCH_SECONDS`."""
+    if watch(storage, replayed, time.sleep, WATCH_SECONDS, machine_identity()) is Liveness.ALIVE:
+        raise held(read_holder(storage), replayed.newest_claim, storage.url, datetime.now(UTC))
 
 
 def replayed_run(storage: Storage) -> Replayed | None:

@@ -12,7 +12,7 @@ from regen.data.plan_summary import SourceSummary
 from regen.protocols import Storage
 from regen.records import Status, Totals
 from regen.run.record import require_record
-from regen.store.control import Record, RetriesEnded, SpeculationDecided
+from regen.store.control import Record, RetriesEnded, RunClosed, SpeculationDecided
 from regen.store.holder import Holder, HolderState, read_holder
 from regen.store.replay import replay
 
@@ -26,7 +26,8 @@ class Look:
     `reasons` are of rows without a good answer, by status and reason, the plan's refusals among them. `holder` is what
     the last session wrote of itself: a killed one still says that it is running, and its beat stands still. `reopened`
     rows are wanted once more; `retries_ended` were made again without an answer, and kept what they had. `decisions`
-    are the latest about speculation, as sentences with their time.
+    are the latest about speculation, as sentences with their time. `rows_added`: by extensions of the plan;
+    `closed_at`: when `regen clean --journal` closed the run, if it did.
     """
 
     name: str
@@ -40,6 +41,8 @@ class Look:
     decisions: tuple[str, ...] = ()
     reopened: int = 0
     retries_ended: int = 0
+    rows_added: int = 0
+    closed_at: str | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -75,6 +78,8 @@ class Look:
             "drafts": acceptance.drafts,
             "speculation_decisions": list(self.decisions),
             "commits": self.commits,
+            "rows_added": self.rows_added,
+            "closed_at": self.closed_at,
             "holder": asdict(self.holder) if self.holder else None,
         }
 
@@ -121,6 +126,8 @@ def look(storage: Storage) -> Look:
         reopened=len(replayed.reopened.pending),
         retries_ended=sum(len(record.rows) for record in replayed.records if isinstance(record, RetriesEnded)),
         decisions=_decisions(replayed.records),
+        rows_added=summary.rows - summary.stages[0].rows,
+        closed_at=next((record.at for record in replayed.records if isinstance(record, RunClosed)), None),
     )
 
 

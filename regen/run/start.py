@@ -140,6 +140,11 @@ def dry_plan(spec: RunSpec, target: Target, processes: int) -> Iterator[RunPlan]
 
 
 def _planned(spec: RunSpec, target: Target, storage: Storage, options: StartOptions, say: Say) -> PlanSummary:
+    return build_plan(spec, target, storage, new_session(), options.processes, planning_progress(say))
+
+
+def planning_progress(say: Say) -> Callable[[str, int], None]:
+    """Tells every few seconds how far planning is."""
     said_at = time.monotonic()
 
     def tell(source: str, rows: int) -> None:
@@ -148,7 +153,7 @@ def _planned(spec: RunSpec, target: Target, storage: Storage, options: StartOpti
             said_at = time.monotonic()
             say(f"planning: {source}: {rows:,} rows")
 
-    return build_plan(spec, target, storage, _new_session(), options.processes, tell)
+    return tell
 
 
 def _frozen(spec: RunSpec, target: Target, storage: Storage, options: StartOptions) -> PlanSummary:
@@ -174,7 +179,7 @@ def _changed_input(
     return (
         f"the sources have changed since {storage.url} was planned:{files}{_described(difference)}"
         "\nThe plan is frozen: `regen resume` continues it as it is, without looking at the sources;"
-        " a new output folder plans anew."
+        " `regen extend SPEC` adds what is new; a new output folder plans anew."
     )
 
 
@@ -209,7 +214,7 @@ def _setup(
     changes: _Changes,
     claim_seen: str | None,
 ) -> WorkerSetup:
-    session = _new_session()
+    session = new_session()
     run = RunSetup(
         spec=record.spec,
         run_url=storage.url,
@@ -262,5 +267,6 @@ def worker_setup(run: RunSetup, target: Target) -> WorkerSetup:
     )
 
 
-def _new_session() -> str:
+def new_session() -> str:
+    """A name that no other start has."""
     return uuid.uuid4().hex[:12]

@@ -1,8 +1,8 @@
 """The rows of the journal that count, for readers: whatever state the run is in, also while it is being written.
 
 Guarantees: of every ordinal the row that `regen seal` would take, each once; what is published while it is read is left
-out as a whole. Costs one pass over the journal's id columns and 21 bytes a row of the plan; of the rows themselves, one
-row group is in memory at a time, and only the columns that are asked for are read.
+out as a whole, and so is what a repair has voided. Costs one pass over the journal's id columns and 21 bytes a row of
+the plan; of the rows themselves, one row group is in memory at a time, and only the columns that are asked for.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from regen.records import OutputRow
 from regen.rows import from_table
 from regen.store.files import JournalFiles
 from regen.store.parquet import integers, naming_damage, texts
+from regen.store.replay import refuse_closed
 from regen.store.winners import Winners
 
 
@@ -23,10 +24,14 @@ class CommittedRows:
     """The journal as it is when this is made. All methods raise JournalDamaged, StoreUnavailable, StoreRefused."""
 
     def __init__(self, storage: Storage, plan_rows: int) -> None:
+        """Raises UserError if the run is closed: its rows are in its shards alone."""
         self._files = JournalFiles(storage)
         self._row_bytes: dict[int, int] = {}
         self.winners = Winners(plan_rows)
-        for file in self._files.files():
+        files = self._files.files()
+        # The newest number of a journal without gaps is its length less one.
+        self.has_voided_files = bool(files) and files[-1].number >= len(files)
+        for file in files:
             self._row_bytes[file.number] = self._note(file.number)
         self._numbers = list(self._row_bytes)
 
@@ -67,6 +72,7 @@ class CommittedRows:
     def _note(self, number: int) -> int:
         """Take a file's rows into the winners; the bytes of its mean row."""
         footer, ids = self._files.read_ids(number)
+        refuse_closed(footer.records, self._files.storage.url)
         with naming_damage(self._files.where(number)):
             for ordinal, round_, digest in zip(
                 integers(ids, "ordinal"), integers(ids, "round"), texts(ids, "digest"), strict=True

@@ -6,7 +6,7 @@ whoever reads it: skipping a record could undo a decision that it carries. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -104,6 +104,39 @@ class RetriesEnded:
     kind: Literal["retries_ended"] = "retries_ended"
 
 
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True)
+class PlanExtended:
+    """The plan has `rows` more, and `plan_rows` with them; `digest` is the plan's from here on.
+
+    The rows, and the sources that they come from, are in the plan's own summary.
+    """
+
+    session: str
+    rows: int
+    plan_rows: int
+    digest: str
+    at: str
+    kind: Literal["plan_extended"] = "plan_extended"
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True)
+class RunClosed:
+    """Nothing is ever made for this run again: its rows, `rows` of them, are in its shards, which were verified.
+
+    It is in the last file of the journal, number `number`, together with a snapshot: the files before it do not count
+    any more, and may be deleted.
+    """
+
+    session: str
+    number: int
+    rows: int
+    shards: int
+    at: str
+    kind: Literal["run_closed"] = "run_closed"
+
+
 class DecidedBy(StrEnum):
     """Who decided about speculation."""
 
@@ -176,6 +209,22 @@ class ArmMeasured:
     kind: Literal["arm_measured"] = "arm_measured"
 
 
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True)
+class FilesVoided:
+    """These journal files do not count, whatever lies under their names: their rows are not done by them.
+
+    `numbers` are ranges, both ends included, each with its reason. The file that carries this has a snapshot of what
+    the other files amount to, so that no reader needs a voided one.
+    """
+
+    session: str
+    numbers: tuple[tuple[int, int], ...]
+    reasons: tuple[str, ...]
+    at: str
+    kind: Literal["files_voided"] = "files_voided"
+
+
 Record = (
     Claim
     | Released
@@ -183,9 +232,12 @@ Record = (
     | RowAttempts
     | RowsReopened
     | RetriesEnded
+    | PlanExtended
+    | RunClosed
     | SpeculationConfigured
     | SpeculationDecided
     | ArmMeasured
+    | FilesVoided
 )
 _ADAPTER: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 
@@ -225,6 +277,26 @@ class Standing:
         """For a snapshot: records that amount to this standing."""
         present = [record for record in (self.claim, self.released) if record is not None]
         return [to_json(record) for record in (*present, *self.records)]
+
+
+class Voided:
+    """Numbers of journal files that do not count. A few ranges: asking costs as many comparisons."""
+
+    def __init__(self, records: Iterable[Record] = ()) -> None:
+        self._ranges = [numbers for record in records for numbers in _without_count(record)]
+
+    def __contains__(self, number: int) -> bool:
+        return any(number in numbers for numbers in self._ranges)
+
+    def __bool__(self) -> bool:
+        return bool(self._ranges)
+
+
+def _without_count(record: Record) -> Iterator[range]:
+    if isinstance(record, FilesVoided):
+        yield from (range(first, last + 1) for first, last in record.numbers)
+    elif isinstance(record, RunClosed):
+        yield range(record.number)
 
 
 def to_json(record: Record) -> dict[str, Any]:

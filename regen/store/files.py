@@ -2,7 +2,7 @@
 
 Guarantees that what it returns agrees with the file's own footer: number, row count, order, digests. Holds nothing in
 memory and caches nothing. Whole rows are checked page by page while they are read; what a row's own digest says is
-`verify`'s work.
+`verify`'s work. Files that a repair has voided are not returned, and may be missing or unreadable.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from regen.protocols import Storage
 from regen.store import footer as footers
+from regen.store.control import RunClosed, Voided
 from regen.store.footer import Footer
 from regen.store.layout import JOURNAL, journal_key, journal_number
 from regen.store.parquet import RowsFile, content_digest, damaged, integers, texts
@@ -46,12 +47,45 @@ class JournalFiles:
                 yield JournalFile(number, found.key, found.size)
 
     def files(self) -> list[JournalFile]:
-        """The sequence from number 0 on, without a gap."""
-        found = list(self.listed())
-        for expected, file in enumerate(found):
-            if file.number != expected:
-                raise damaged(self.where(expected), f"it is missing, while {file.key} is there")
-        return found
+        """The sequence from number 0 on, without a gap but for voided ones; of a closed run the last file alone.
+
+        Reads the footers since the snapshot.
+        """
+        listed = list(self.listed())
+        footers = []
+        for file in self.back(listed):
+            footers.append(self.read_footer(file.number))
+            if footers[-1].snapshot is not None:
+                break
+        return self.sequence(listed, voided_by(footers))
+
+    def back(self, listed: Sequence[JournalFile]) -> Iterator[JournalFile]:
+        """The newest file first, as long as there is no gap: that, and only that, raises."""
+        expected = listed[-1].number if listed else 0
+        for file in reversed(listed):
+            self._require(expected, file)
+            yield file
+            expected -= 1
+
+    def sequence(self, listed: Sequence[JournalFile], voided: Voided) -> list[JournalFile]:
+        """The files that count. Raises for a gap that is not voided."""
+        expected = 0
+        for file in listed:
+            while expected < file.number and expected in voided:
+                expected += 1
+            self._require(expected, file)
+            expected += 1
+        return [file for file in listed if file.number not in voided] if voided else list(listed)
+
+    def _require(self, expected: int, file: JournalFile) -> None:
+        if file.number != expected:
+            raise damaged(self.where(expected), f"it is missing, while {file.key} is there")
+
+    def closed(self) -> RunClosed | None:
+        """What the last file says of the run's end; None if the run can go on."""
+        number = max((file.number for file in self.listed()), default=None)
+        records = () if number is None else self.read_footer(number).records
+        return next((record for record in records if isinstance(record, RunClosed)), None)
 
     def where(self, number: int) -> str:
         """How errors name this file."""
@@ -121,6 +155,13 @@ class JournalFiles:
         if footer.rows != file.rows:
             raise damaged(file.where, f"it holds {file.rows} rows and its footer says {footer.rows}")
         return footer
+
+
+def voided_by(footers: Sequence[Footer]) -> Voided:
+    """What is voided, from the newest footers down to the newest snapshot: no repair is without one."""
+    records = [record for footer in footers for record in footer.records]
+    snapshot = footers[-1].snapshot if footers else None
+    return Voided([*records, *(snapshot.standing.records if snapshot is not None else ())])
 
 
 def check_content(footer: Footer, ids: pa.Table, where: str) -> None:

@@ -175,5 +175,8 @@ def _says_ended(holder: Holder | None) -> bool:
 
 
 def _age(holder: Holder, now: datetime) -> str:
-    seconds = (now - datetime.fromisoformat(holder.beat_at)).total_seconds()
+    try:
+        seconds = (now - datetime.fromisoformat(holder.beat_at)).total_seconds()
+    except (ValueError, TypeError):  # a text for people decides nothing, however it came to be so
+        return f"at {holder.beat_at!r} by its own clock"
     return f"{max(0.0, seconds):.0f} s ago by its own clock ({holder.beat_at})"

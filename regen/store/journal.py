@@ -23,22 +23,23 @@ from itertools import pairwise
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from regen.errors import Fenced
+from regen.errors import Fenced, JournalDamaged
 from regen.ordinals import OrdinalSet
 from regen.protocols import Storage
 from regen.records import Totals
 from regen.rows import SCHEMA
 from regen.store import footer as footers
 from regen.store import totals
-from regen.store.control import Claim, Record
+from regen.store.control import Claim, Record, RunClosed, Voided
 from regen.store.files import JournalFile, JournalFiles
 from regen.store.footer import Footer, Snapshot
 from regen.store.layout import journal_key
-from regen.store.parquet import RowsFile, content_digest, encode_rows, integers, texts
+from regen.store.parquet import RowsFile, content_digest, damaged, encode_rows, integers, texts
 from regen.store.reopened import Reopened
-from regen.store.replay import Ledger, Replayed, Settled, count_settled, read_ledger, summed_up
+from regen.store.replay import Ledger, Replayed, Settled, count_settled, read_ledger, refuse_closed, summed_up
 
 SNAPSHOT_EVERY = 32
+_VANISHED = "it is gone, and was there: somebody has removed or emptied the folder while this session wrote to it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,11 @@ class Journal:
         return summed_up(ledger, self._settled, self._settled_totals)
 
     @property
+    def session(self) -> str:
+        """Whose access this is."""
+        return self._session
+
+    @property
     def totals(self) -> Totals:
         """Of everything committed, settled rows of the plan included."""
         return totals.plus(self._known().totals, self._settled_totals)
@@ -119,12 +125,13 @@ class Journal:
         """Make the run this session's. May be called again after StoreUnavailable.
 
         Files that the previous holder has published since `replay` are read and counted: look at `done` afterwards.
-        Raises Fenced, naming who, when another claim came first.
+        Raises Fenced, naming who, when another claim came first; UserError if the run is closed.
         """
         if claim.session != self._session:
             raise ValueError(f"a claim of session {claim.session} in the journal of session {self._session}")
         if self._fenced is not None:
             raise self._fenced
+        refuse_closed(self._known().standing.records, self._storage.url)
         while not self._is_claimed:
             prepared = self._build(SCHEMA.empty_table(), (claim,), ())
             if self._put(prepared):
@@ -170,11 +177,13 @@ class Journal:
     def commit(self, prepared: Prepared) -> Published:
         """Publish what was prepared. On StoreUnavailable call it again with the same `prepared`: same bytes.
 
-        A write of its own whose answer was lost counts as success. Raises Fenced when the number is another's.
+        A write of its own whose answer was lost counts as success. Raises Fenced when the number is another's, and
+        JournalDamaged when the file before it is gone: a folder that was emptied meanwhile is not begun anew.
         """
         self._require_claimed()
         if prepared is not self._pending:
             raise RuntimeError(f"journal file {prepared.number} is not the one that was prepared last")
+        self._require_predecessor(prepared.number)
         if not self._put(prepared):
             raise self._fence(self._taker(prepared.number))
         self._ledger, self._pending = prepared.after, None
@@ -251,7 +260,8 @@ class Journal:
 
     def _footer(self, before: Ledger, after: Ledger, table: pa.Table, records: tuple[Record, ...]) -> Footer:
         ordinals = integers(table, "ordinal")
-        is_snapshot = after.next_number % self._snapshot_every == 0
+        is_closing = any(isinstance(record, RunClosed) for record in records)
+        is_snapshot = is_closing or after.next_number % self._snapshot_every == 0
         return Footer(
             number=before.next_number,
             session=self._session,
@@ -272,12 +282,15 @@ class Journal:
     def _totals_without(self, table: pa.Table) -> Totals:
         """The totals without the rows that these ones, of a higher round, take the place of."""
         ledger = self._known()
+        voided = Voided(ledger.standing.records)
         wanted = {ordinal: ledger.round_of(ordinal) for ordinal in integers(table, "ordinal")}
         wanted = {ordinal: round_ for ordinal, round_ in wanted.items() if round_ >= 0}
         left = ledger.totals
         for number in reversed(range(ledger.next_number)):
             if not wanted:
                 break
+            if number in voided:
+                continue
             ids = self._files.read_table(number, ("ordinal", "round"))
             pairs = zip(integers(ids, "ordinal"), integers(ids, "round"), strict=True)
             rows = [row for row, (ordinal, round_) in enumerate(pairs) if wanted.get(ordinal) == round_]
@@ -310,8 +323,16 @@ class Journal:
         ledger.last_digest = file.digest
         self._ledger = ledger
 
+    def _require_predecessor(self, number: int) -> None:
+        if number and not self._files.exists(number - 1):
+            raise damaged(self._files.where(number - 1), _VANISHED)
+
     def _taker(self, number: int) -> _Taker:
-        return _taker(self._files.read_footer(number))
+        """Who has published under our next number. Whoever it was, the number is not ours: also where it is damaged."""
+        try:
+            return _taker(self._files.read_footer(number))
+        except JournalDamaged as error:
+            return _Taker(f"unknown ({error})", None)
 
     def _fence(self, taker: _Taker) -> Fenced:
         """From now on nothing is written any more, whatever is called."""

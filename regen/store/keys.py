@@ -10,7 +10,7 @@ import uuid
 
 from regen.store.machine import machine_identity
 
-ABANDONED_AFTER_SECONDS = 3600.0
+ABANDONED_AFTER_SECONDS = 24 * 3600.0
 TEMPORARY = ".tmp-"
 PROBE = ".probe-"
 LEFTOVER = re.compile(r"^\.(?:tmp|probe)-(?P<machine>[0-9a-f]{8})-(?P<pid>\d+)-[0-9a-f]{32}$")

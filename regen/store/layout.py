@@ -10,6 +10,7 @@ HOLDER = "holder.json"
 REPORT = "report.json"
 PILOT_PAGE = "pilot.html"
 PILOT = "pilot/"
+PLAN_PARTS = "plan/"
 JOURNAL = "journal/"
 SHARDS = "shards/"
 
@@ -17,9 +18,12 @@ _JOURNAL_KEY = re.compile(r"^journal/(\d{8})\.parquet$", re.ASCII)
 _SHARD_KEY = re.compile(r"^shards/shard-(\d{8,})-(\d{8,})\.parquet$", re.ASCII)
 
 
+LAST_NUMBER = 10**8 - 1
+
+
 def journal_key(number: int) -> str:
     """The name of a journal file; numbers count from 0."""
-    if not 0 <= number < 10**8:
+    if not 0 <= number <= LAST_NUMBER:
         raise ValueError(f"a journal has the numbers 0 to 99999999, not {number}")
     return f"{JOURNAL}{number:08d}.parquet"
 

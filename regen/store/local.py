@@ -1,7 +1,8 @@
 """Bytes in a local folder: create-if-absent, atomic replace, ordered listing.
 
 Guarantees: when `create` or `replace` return, content and name survive a power cut; an object is never seen half
-written; of many `create` calls for one key, in any number of processes and hosts, exactly one returns True.
+written; of many `create` calls for one key, in any number of processes and hosts, exactly one returns True. A folder
+that this process wrote to and that is gone is not made anew: a run whose folder was removed stops.
 Knows nothing of journals or Parquet. Costs two fsyncs a write, and a hard link for `create`: a file system without hard
 links cannot carry a run, which `probe` finds out before anything is started.
 """
@@ -10,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,10 +42,11 @@ _ADVICE_WHEN_UNAVAILABLE = {
     errno.ENOTCONN: "the mount has lost its connection",
 }
 _ADVICE_WHEN_REFUSED = {
-    errno.EACCES: "give this user write permission there, or name another `output`",
-    errno.EPERM: "give this user write permission there, or name another `output`",
+    errno.EACCES: "give this user permission to read and write there, or name another `output`",
+    errno.EPERM: "give this user permission to read and write there, or name another `output`",
     errno.EROFS: "it is mounted read-only: name another `output`",
     errno.ENOTDIR: "a part of the path is a file: name another `output`",
+    errno.EEXIST: "a file stands where a folder belongs: name another `output`",
     errno.EISDIR: "a folder stands where a file belongs: move it away",
     errno.ENOENT: "the folder was removed meanwhile or cannot be made there: name another `output`",
     errno.ENAMETOOLONG: "the path is too long for this file system: name another `output`",
@@ -56,10 +57,14 @@ _NO_HARD_LINKS = frozenset(
 
 
 class LocalStorage:
-    """A `Storage` in one local folder, which is made by the first write. Thread-safe; no state beyond the path."""
+    """A `Storage` in one local folder, which is made by the first write. Thread-safe.
+
+    No state beyond the path and which of its folders were written to.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = Path(os.path.abspath(root))
+        self._written: set[Path] = set()
 
     @property
     def url(self) -> str:
@@ -117,11 +122,22 @@ class LocalStorage:
         removed = 0
         with _translated(self._root):
             for folder, _, names in os.walk(self._root, onerror=_raise) if self._root.is_dir() else ():
-                for name in names:
-                    if _is_abandoned(Path(folder, name)):
+                for name in filter(LEFTOVER.match, names):
+                    if self._is_abandoned(Path(folder, name)):
                         Path(folder, name).unlink(missing_ok=True)
                         removed += 1
         return removed
+
+    def _is_abandoned(self, path: Path) -> bool:
+        """Here its process tells; of another machine its age does, by the one clock that stamps every file there."""
+        name = LEFTOVER.match(path.name)
+        if name is None:
+            return False
+        if name["machine"] == machine_identity():
+            return not process_exists(int(name["pid"]))
+        with self._temporary(path.parent) as fresh:
+            fresh.touch()
+            return _age_seconds(path, fresh) > ABANDONED_AFTER_SECONDS
 
     def probe(self) -> None:
         probe_storage(self)
@@ -132,30 +148,36 @@ class LocalStorage:
 
     @contextmanager
     def _temporary(self, folder: Path) -> Iterator[Path]:
+        self._require_kept(folder)
         _make_folder(folder)
+        self._written.update((self._root, folder))
         temporary = folder / own_name(TEMPORARY)
         try:
             yield temporary
+        except FileNotFoundError as error:
+            self._require_kept(folder)
+            if not temporary.exists():  # a sweep whose clock had jumped: the same bytes are written again
+                raise StoreUnavailable(f"{temporary}: was removed while it was written: try again") from error
+            raise
         finally:
             temporary.unlink(missing_ok=True)
+
+    def _require_kept(self, folder: Path) -> None:
+        for written in (self._root, folder):
+            if written in self._written and not written.is_dir():
+                raise StoreRefused(
+                    f"{written}: the folder was removed while this process wrote to it, and is not made anew;"
+                    " put it back, or end this and begin another run"
+                )
 
 
 def _raise(error: OSError) -> None:
     raise error
 
 
-def _is_abandoned(path: Path) -> bool:
-    name = LEFTOVER.match(path.name)
-    if name is None:
-        return False
-    if name["machine"] == machine_identity():
-        return not process_exists(int(name["pid"])) or _age_seconds(path) > ABANDONED_AFTER_SECONDS
-    return _age_seconds(path) > ABANDONED_AFTER_SECONDS
-
-
-def _age_seconds(path: Path) -> float:
+def _age_seconds(path: Path, fresh: Path) -> float:
     try:
-        return time.time() - path.stat().st_mtime
+        return fresh.stat().st_mtime - path.stat().st_mtime
     except FileNotFoundError:
         return 0.0
 

@@ -22,7 +22,7 @@ def process_exists(pid: int) -> bool:
     """Whether a process with this id runs on this machine, whoever owns it. A dead one not yet reaped does not."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # the latter: no id at all, read from a damaged file
         return False
     except PermissionError:
         pass

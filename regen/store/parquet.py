@@ -23,11 +23,13 @@ import pyarrow.parquet as pq
 
 from regen.errors import JournalDamaged, StoreUnavailable
 from regen.rows import SCHEMA
+from regen.store.layout import JOURNAL, SHARDS
 
 ROW_GROUP_BYTES = 64 * 2**20
 _ENTRY = b"regen"
 _PLACE = "file-digest-goes-into-this-place"
 _BLOCK_BYTES = 1 << 20
+_ADVICE = ". Nothing was changed;"
 
 
 def write_rows(path: Path, groups: Iterable[pa.Table], entry: Mapping[str, Any]) -> None:
@@ -132,7 +134,25 @@ def content_digest(ordinals: Sequence[int], digests: Sequence[str]) -> str:
 
 
 def damaged(where: str, what: str) -> JournalDamaged:
-    return JournalDamaged(f"{where}: {what}. Nothing was changed; `regen verify` on the run folder shows the extent")
+    """The error of a file that is not what was published. `where` is its full name."""
+    run = _run_of(where)
+    return JournalDamaged(
+        f"{where}: {what}{_ADVICE} `regen verify {run}` shows the extent,"
+        f" `regen verify {run} --repair` opens its rows again"
+    )
+
+
+def what_is_wrong(error: JournalDamaged, where: str) -> str:
+    """Of an error made by `damaged`, what was found: for reports that have the file's name and the advice already."""
+    return str(error).removeprefix(f"{where}: ").partition(_ADVICE)[0]
+
+
+def _run_of(where: str) -> str:
+    for folder in (JOURNAL, SHARDS):
+        run, found, _ = where.rpartition(f"/{folder}")
+        if found:
+            return run
+    return "RUN"
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 Memory: one byte a row of the plan, and one bit a row for every re-opening (127 at most).
 Of several re-openings the newest that names a row counts. It is over when the row has a result of that round, or when
-the retry has ended without an answer.
+the retry has ended without an answer. A row without any result, its file having been voided, is not among them: it is
+to be made like any other, in the round and with the sampling that it was re-opened with.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def reopened(records: Iterable[Record], plan_rows: int, round_of: Callable[[int]
     for record in records:
         if isinstance(record, RowsReopened):
             rounds = rounds or array("b", [0]) * plan_rows
-            rows = OrdinalSet.from_text(plan_rows, record.rows)
+            rows = OrdinalSet.from_text(plan_rows, record.rows, may_be_shorter=True)  # the plan may have grown since
             sampling.append((rows, record.sampling))
             for ordinal in rows:
                 rounds[ordinal] = record.round
@@ -54,7 +55,7 @@ def reopened(records: Iterable[Record], plan_rows: int, round_of: Callable[[int]
                 if rounds and rounds[ordinal] == round_:
                     pending.discard(ordinal)
     for ordinal in list(pending):
-        if round_of(ordinal) >= rounds[ordinal]:
+        if not 0 <= round_of(ordinal) < rounds[ordinal]:
             pending.discard(ordinal)
     return Reopened(pending, rounds, sampling)
 

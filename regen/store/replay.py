@@ -2,24 +2,24 @@
 
 Guarantees: the answer is that of all published files, or an error; per row the highest round counts, within a round the
 first. Costs one listing, and the footers and id columns since the newest snapshot.
-Does not read the rows themselves: an altered text is found by `verify`, a file of another size is found here.
+Does not read the rows themselves, nor the files before that snapshot: an altered byte there is found by `verify`, a
+missing file or one of another size is found here. Files that a repair has voided are as if they had never been.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 import pyarrow as pa
 
-from regen.errors import JournalDamaged
+from regen.errors import JournalDamaged, UserError
 from regen.ordinals import OrdinalSet
 from regen.protocols import Storage
 from regen.records import Status, Totals
 from regen.store import totals
-from regen.store.control import Claim, Record, Released, Standing
-from regen.store.files import JournalFile, JournalFiles
+from regen.store.control import Claim, Record, Released, RunClosed, Standing
+from regen.store.files import JournalFile, JournalFiles, voided_by
 from regen.store.footer import Footer, Snapshot
 from regen.store.layout import journal_key
 from regen.store.parquet import damaged, integers, naming_damage
@@ -102,13 +102,15 @@ def replay(storage: Storage, plan_rows: int, settled: Iterable[Settled]) -> Repl
 
 def read_ledger(files: JournalFiles, plan_rows: int) -> Ledger:
     """The newest snapshot and all that came after it."""
-    listed = files.files()
-    sizes_before = list(accumulate((file.size for file in listed), initial=0))
+    listed = list(files.listed())
+    read = _since_snapshot(files, listed)
+    listed = files.sequence(listed, voided_by([footer for _, footer, _ in read]))
+    bytes_before = _bytes_before(listed)
     ledger = Ledger.empty(plan_rows)
-    for file, footer, ids in reversed(_since_snapshot(files, listed)):
-        _check_place(files, listed, footer, plan_rows, sizes_before[file.number])
+    for file, footer, ids in reversed(read):
+        _check_place(files, listed, footer, plan_rows, bytes_before[file.number])
         if footer.snapshot is not None:
-            ledger = _from_snapshot(footer, footer.snapshot, file.size, files.where(file.number))
+            ledger = _from_snapshot(footer, footer.snapshot, plan_rows, file.size, files.where(file.number))
         else:
             ledger.add_file(footer, ids, file.size, files.where(file.number))
     if listed:
@@ -147,10 +149,26 @@ def summed_up(ledger: Ledger, settled: OrdinalSet, settled_totals: Totals) -> Re
     )
 
 
+def refuse_closed(records: Iterable[Record], url: str) -> None:
+    """Raises UserError if nothing can be made for this run any more."""
+    closed = next((record for record in records if isinstance(record, RunClosed)), None)
+    if closed is not None:
+        raise closed_error(url, closed)
+
+
+def closed_error(url: str, closed: RunClosed) -> UserError:
+    """For whatever needs the journal of a closed run."""
+    return UserError(
+        f"{url}: this run was closed at {closed.at} by `regen clean --journal`: its {closed.rows:,} rows are in"
+        f" {closed.shards:,} shards, its journal is deleted, and nothing can be made, opened again or read from the"
+        " journal any more. `regen export`, `regen verify` and `regen status` work"
+    )
+
+
 def _since_snapshot(files: JournalFiles, listed: list[JournalFile]) -> list[tuple[JournalFile, Footer, pa.Table]]:
     """The newest file first; the last one has a snapshot, or is the first of the journal."""
     read = []
-    for file in reversed(listed):
+    for file in files.back(listed):
         footer, ids = files.read_ids(file.number)
         read.append((file, footer, ids))
         if footer.snapshot is not None:
@@ -158,17 +176,30 @@ def _since_snapshot(files: JournalFiles, listed: list[JournalFile]) -> list[tupl
     return read
 
 
+def _bytes_before(listed: list[JournalFile]) -> dict[int, int]:
+    before, total = {}, 0
+    for file in listed:
+        before[file.number] = total
+        total += file.size
+    return before
+
+
 def _check_place(
     files: JournalFiles, listed: list[JournalFile], footer: Footer, plan_rows: int, bytes_before: int
 ) -> None:
     where = files.where(footer.number)
-    if footer.plan_rows != plan_rows:
-        raise damaged(where, f"it is of a plan of {footer.plan_rows} rows, and this plan has {plan_rows}")
-    if footer.last is not None and footer.last >= plan_rows:
-        raise damaged(where, f"it holds a row {footer.last}, outside a plan of {plan_rows} rows")
-    if footer.bytes_before != bytes_before:
-        for file in listed[: footer.number]:
-            files.read_ids(file.number)  # names the damaged one, if that shows
+    if footer.plan_rows > plan_rows:  # fewer: it was written before the plan was extended
+        raise damaged(
+            where,
+            f"it is of a plan of {footer.plan_rows} rows, and this plan has {plan_rows}: if the run was extended a"
+            " moment ago, the same command again sees all of it",
+        )
+    if footer.last is not None and footer.last >= footer.plan_rows:
+        raise damaged(where, f"it holds a row {footer.last}, outside a plan of {footer.plan_rows} rows")
+    if footer.bytes_before != bytes_before and not any(isinstance(record, RunClosed) for record in footer.records):
+        for file in listed:
+            if file.number < footer.number:
+                files.read_ids(file.number)  # names the damaged one, if that shows
         raise damaged(
             where,
             f"the files before it ({journal_key(0)} on) had {footer.bytes_before} bytes together when it was written,"
@@ -176,9 +207,9 @@ def _check_place(
         )
 
 
-def _from_snapshot(footer: Footer, snapshot: Snapshot, size: int, where: str) -> Ledger:
+def _from_snapshot(footer: Footer, snapshot: Snapshot, plan_rows: int, size: int, where: str) -> Ledger:
     with naming_damage(where):
-        done = OrdinalSet.from_text(footer.plan_rows, snapshot.done)
+        done = OrdinalSet.from_text(footer.plan_rows, snapshot.done).grown(plan_rows)
     return Ledger(
         done=done,
         rounds=dict(snapshot.rounds),

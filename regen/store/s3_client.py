@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 
-from regen.errors import StoreRefused, StoreUnavailable
+from regen.errors import SpecError, StoreRefused, StoreUnavailable
 from regen.store.s3_errors import Fault, FaultKind, fault_of
 from regen.store.s3_settings import CredentialLife, S3Settings
 
@@ -126,12 +126,14 @@ class _Patience:
 
 def aws_config(profile: str | None) -> Mapping[str, Any]:
     """What the AWS configuration says for a profile (see `s3_settings.AwsConfig`). Nothing for one that is not there:
-    whoever asks for its credentials hears of it.
+    whoever asks for its credentials hears of it. Raises SpecError for one that cannot be read.
     """
     import botocore.session
 
-    session = botocore.session.Session()
-    config = session.full_config
+    try:
+        config = botocore.session.Session().full_config
+    except _library_errors() as error:
+        raise SpecError(f"the AWS configuration cannot be read: {error}") from error
     chosen = dict(config.get("profiles", {}).get(profile or "default", {}))
     if "services" in chosen:
         chosen["services"] = config.get("services", {}).get(chosen["services"], {})

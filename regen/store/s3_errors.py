@@ -35,6 +35,7 @@ _CREDENTIALS_ADVICE = (
     "nothing is lost: put valid ones where boto3 finds them (a credentials file that is rewritten is read again)"
 )
 _AWAY_ADVICE = "nothing that was committed is lost, and the same bytes may be tried again"
+_NO_ANSWER_ADVICE = f"{_AWAY_ADVICE}; if it has never answered, look at `store.endpoint` and `store.addressing`"
 _ALTERED_ADVICE = "the bytes were altered under way: another `store.checksum` may help, or look at the proxy between"
 _CLOCK_ADVICE = "set this machine's clock"
 _BUCKET_ADVICE = "make the bucket, or name another `output`; is this the right endpoint?"
@@ -121,7 +122,7 @@ def fault_of(error: Exception) -> Fault:
     if isinstance(error, botocore.SSLError):
         return Fault(FaultKind.AWAY, "no secure connection", "http or https? AWS_CA_BUNDLE names other authorities")
     if isinstance(error, botocore.HTTPClientError | botocore.ConnectionError):
-        return Fault(FaultKind.AWAY, f"no answer ({name})", _AWAY_ADVICE)
+        return Fault(FaultKind.AWAY, f"no answer ({name})", _NO_ANSWER_ADVICE)
     return Fault(FaultKind.REFUSED, f"{name}: {error}", "see the settings in `store` and the AWS configuration")
 
 

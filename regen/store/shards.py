@@ -3,7 +3,8 @@
 Guarantees: the same rows give the same determined columns in the same order, however the journal came about; a shard is
 replaced as a whole or not at all; one that is there with the right digest is left alone, so sealing can be repeated and
 broken off at any time. Every row of the plan is in it: a refused one with stage and reason instead of an answer, a
-native one as it is planned.
+native one as it is planned. After an extension of the plan its last shard has a longer range and so another name: the
+shorter file goes once the longer one is there, and no reader here takes both.
 Costs one pass over the journal's id columns and one over its rows per `BATCH_BYTES` of them (or per shard, if that is
 larger), and as much memory, with 21 bytes a row of the plan.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import tempfile
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -22,12 +23,13 @@ import pyarrow as pa
 
 from regen.errors import JournalDamaged, StoreUnavailable, UserError
 from regen.ordinals import OrdinalSet
-from regen.protocols import Plan, Storage
+from regen.protocols import Plan, Storage, StoredObject
 from regen.records import Message, Observed, OutputRow, PlannedRow, Role
 from regen.rows import SCHEMA, to_table
 from regen.store.committed import CommittedRows
-from regen.store.layout import shard_key
-from regen.store.parquet import ROW_GROUP_BYTES, RowsFile, content_digest, integers, texts, write_rows
+from regen.store.files import JournalFiles
+from regen.store.layout import SHARDS, shard_key, shard_range
+from regen.store.parquet import ROW_GROUP_BYTES, RowsFile, content_digest, damaged, integers, texts, write_rows
 
 VERSION = 1
 BATCH_BYTES = 256 * 2**20
@@ -57,14 +59,17 @@ def seal(
     complete_only: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Shard]:
-    """Write every shard that is not there yet, and return all that are there then.
+    """Write every shard that is not there yet, and return all that are there then; outgrown ones are removed.
 
     `complete_only`: leave out ranges with rows that are not done; otherwise such a row is a UserError, before anything
-    is written. `session` and `fingerprint` go into the `observed` column of rows that no worker made.
+    is written. `session` and `fingerprint` go into the `observed` column of rows that no worker made. Of a closed run
+    nothing is written: its shards are all there, or JournalDamaged names one.
     `progress(sealed, of)`. Raises JournalDamaged, StoreUnavailable, StoreRefused.
     """
+    if JournalFiles(storage).closed() is not None:
+        return [shard for shard, _ in _closed_shards(storage, plan, rows_per_shard)]
     sealer = _Sealer(storage, plan, rows_per_shard, session, fingerprint)
-    shards = [sealer.described(shard_range) for shard_range in sealer.complete_ranges(complete_only)]
+    shards = [sealer.described(limits) for limits in sealer.complete_ranges(complete_only)]
     unsealed = [shard for shard in shards if not sealer.is_sealed(shard)]
     sealed = len(shards) - len(unsealed)
     for batch in sealer.batches(unsealed):
@@ -72,7 +77,22 @@ def seal(
             sealed += 1
             if progress is not None:
                 progress(sealed, len(shards))
+    for outgrown in outgrown_shards(storage, plan, rows_per_shard, frozenset(shard.first for shard in shards)):
+        storage.delete(outgrown.key)
     return shards
+
+
+def seal_again(
+    storage: Storage, plan: Plan, rows_per_shard: int, keys: Collection[str], *, session: str, fingerprint: str
+) -> list[str]:
+    """Write these shards anew, whatever is there; those with rows that are not done are left. The keys of the written.
+
+    Raises JournalDamaged, StoreUnavailable, StoreRefused.
+    """
+    sealer = _Sealer(storage, plan, rows_per_shard, session, fingerprint)
+    shards = [sealer.described(limits) for limits in sealer.complete_ranges(complete_only=True)]
+    batches = sealer.batches([shard for shard in shards if shard.key in keys])
+    return [shard.key for batch in batches for shard in sealer.write_batch(batch)]
 
 
 def committed(
@@ -80,17 +100,22 @@ def committed(
 ) -> Iterator[pa.Table]:
     """Every row that has an outcome, in order of ordinals, in tables of about `ROW_GROUP_BYTES` at most.
 
-    Read from the shard where it is sealed as the journal has it, from the journal and the plan otherwise; rows that are
-    not done yet are not there. `columns` must hold `ordinal`. Raises JournalDamaged, StoreUnavailable, StoreRefused.
+    Read from the shard where it is sealed as the journal has it, from the journal and the plan otherwise; of a closed
+    run from the shards alone. Rows that are not done yet are not there. `columns` must hold `ordinal`.
+    Raises JournalDamaged, StoreUnavailable, StoreRefused.
     """
+    if JournalFiles(storage).closed() is not None:
+        for _, file in _closed_shards(storage, plan, rows_per_shard):
+            yield from file.groups(columns)
+        return
     sealer = _Sealer(storage, plan, rows_per_shard, session="", fingerprint="")
     complete = set(sealer.complete_ranges(complete_only=True))
-    for shard_range in shard_ranges(plan.count, rows_per_shard):
-        shard = sealer.described(shard_range) if shard_range in complete else None
+    for limits in shard_ranges(plan.count, rows_per_shard):
+        shard = sealer.described(limits) if limits in complete else None
         if shard is not None and sealer.is_sealed(shard):
             yield from sealer.sealed_groups(shard, columns)
         else:
-            yield from sealer.journal_groups(shard_range, columns)
+            yield from sealer.journal_groups(limits, columns)
 
 
 def settled_row(row: PlannedRow, session: str, fingerprint: str) -> OutputRow:
@@ -131,8 +156,11 @@ def settled_table(plan: Plan, ordinals: Sequence[int], session: str, fingerprint
     return pa.concat_tables(tables)
 
 
-def shard_entry(shard: Shard, plan_digest: str) -> dict[str, Any]:
-    """What a shard says of itself in its footer."""
+def shard_entry(shard: Shard, plan: Plan) -> dict[str, Any]:
+    """What a shard says of itself in its footer.
+
+    Its plan is the one that first had all its rows: a shard outlives extensions that add nothing to it.
+    """
     return {
         "version": VERSION,
         "kind": "shard",
@@ -140,7 +168,7 @@ def shard_entry(shard: Shard, plan_digest: str) -> dict[str, Any]:
         "last": shard.last,
         "rows": shard.rows,
         "digest": shard.digest,
-        "plan": plan_digest,
+        "plan": next(stage.digest for stage in plan.stages if shard.last < stage.rows),
     }
 
 
@@ -148,6 +176,38 @@ def shard_ranges(plan_rows: int, rows_per_shard: int) -> Iterator[Range]:
     """(first, last) of every shard of a plan."""
     for first in range(0, plan_rows, rows_per_shard):
         yield first, min(first + rows_per_shard, plan_rows) - 1
+
+
+def outgrown_ranges(plan: Plan, rows_per_shard: int) -> set[Range]:
+    """Ranges that were the last one before an extension, and are a part of a longer one now."""
+    before = {found for stage in plan.stages[:-1] for found in shard_ranges(stage.rows, rows_per_shard)}
+    return before - set(shard_ranges(plan.count, rows_per_shard))
+
+
+def outgrown_shards(
+    storage: Storage, plan: Plan, rows_per_shard: int, sealed_from: Collection[int]
+) -> list[StoredObject]:
+    """Files of such ranges, whose rows are all in a shard that is there: those begin at the ordinals given."""
+    outgrown = outgrown_ranges(plan, rows_per_shard)
+    found = ((stored, shard_range(stored.key)) for stored in storage.list(SHARDS)) if outgrown else ()
+    return [stored for stored, limits in found if limits in outgrown and limits[0] in sealed_from]
+
+
+def _closed_shards(storage: Storage, plan: Plan, rows_per_shard: int) -> Iterator[tuple[Shard, RowsFile]]:
+    """Every shard of a run that has nothing else, each open until the next is asked for."""
+    for first, last in shard_ranges(plan.count, rows_per_shard):
+        key = shard_key(first, last)
+        where = f"{storage.url}/{key}"
+        try:
+            source = storage.open(key)
+        except KeyError:
+            raise damaged(where, "it is missing, and the run is closed: its rows were nowhere else") from None
+        with source:
+            file = RowsFile(source, where)
+            shard = Shard(key, first, last, file.rows, str(file.entry.get("digest")))
+            if file.entry != shard_entry(shard, plan) or file.rows != last - first + 1:
+                raise damaged(where, "its footer is not that of its range and plan")
+            yield shard, file
 
 
 class _Sealer:
@@ -172,33 +232,41 @@ class _Sealer:
                 )
         return complete
 
-    def described(self, shard_range: Range) -> Shard:
+    def described(self, limits: Range) -> Shard:
         """What the shard of this range must be."""
-        first, last = shard_range
-        settled = self._settled_table(shard_range)
+        first, last = limits
+        settled = self._settled_table(limits)
         settled_digests = dict(zip(integers(settled, "ordinal"), texts(settled, "digest"), strict=True))
         ordinals = range(first, last + 1)
         digests = [settled_digests.get(ordinal) or self._rows.winners.digest_of(ordinal) for ordinal in ordinals]
         return Shard(shard_key(first, last), first, last, len(ordinals), content_digest(ordinals, digests))
 
     def is_sealed(self, shard: Shard) -> bool:
-        """Whether it is there. One that cannot be read is not: it is derived, and made anew."""
+        """Whether it is there. One that cannot be read is not: it is derived, and made anew.
+
+        Once journal files were damaged, so may the shards have been: each is read in full then.
+        """
         try:
             with self._storage.open(shard.key) as source:
-                return RowsFile(source, shard.key).entry == shard_entry(shard, self._plan.digest)
+                file = RowsFile(source, f"{self._storage.url}/{shard.key}")
+                if file.entry != shard_entry(shard, self._plan):
+                    return False
+                if self._rows.has_voided_files:
+                    file.check_bytes()
+                return True
         except (KeyError, JournalDamaged):
             return False
 
     def sealed_groups(self, shard: Shard, columns: Sequence[str] | None) -> Iterator[pa.Table]:
         """The rows of a shard that is there."""
         with self._storage.open(shard.key) as source:
-            yield from RowsFile(source, shard.key).groups(columns)
+            yield from RowsFile(source, f"{self._storage.url}/{shard.key}").groups(columns)
 
-    def journal_groups(self, shard_range: Range, columns: Sequence[str] | None) -> Iterator[pa.Table]:
+    def journal_groups(self, limits: Range, columns: Sequence[str] | None) -> Iterator[pa.Table]:
         """The rows of a range that are done, as a shard would hold them."""
-        first, last = shard_range
+        first, last = limits
         tables = self._rows.tables_of(self._rows.parts(range(first, last + 1)), columns)
-        settled = self._settled_table(shard_range)
+        settled = self._settled_table(limits)
         tables.append(settled if columns is None else settled.select(columns))
         yield from in_row_groups([table for table in tables if len(table)])
 
@@ -235,22 +303,31 @@ class _Sealer:
         """The ordinals that each journal file contributes, ascending."""
         return self._rows.parts(ordinal for shard in shards for ordinal in range(shard.first, shard.last + 1))
 
-    def _settled_table(self, shard_range: Range) -> pa.Table:
-        first, last = shard_range
+    def _settled_table(self, limits: Range) -> pa.Table:
+        first, last = limits
         ordinals = [ordinal for ordinal in range(first, last + 1) if ordinal in self._settled]
         return settled_table(self._plan, ordinals, self._session, self._fingerprint)
 
     def _write(self, shard: Shard, groups: Iterator[pa.Table]) -> None:
-        entry = shard_entry(shard, self._plan.digest)
-        with tempfile.TemporaryDirectory(prefix="regen-seal-") as folder:
+        entry = shard_entry(shard, self._plan)
+        with _temporary_folder() as folder:
             path = Path(folder, "shard.parquet")
             try:
                 write_rows(path, groups, entry)
             except OSError as error:
-                raise StoreUnavailable(
-                    f"{path}: cannot be written: {error}; set TMPDIR to a place with room"
-                ) from error
+                raise _no_room(path, error) from error
             self._storage.replace(shard.key, path)
+
+
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="regen-seal-")
+    except OSError as error:
+        raise _no_room("a temporary folder", error) from error
+
+
+def _no_room(what: object, error: OSError) -> StoreUnavailable:
+    return StoreUnavailable(f"{what}: cannot be written: {error}; set TMPDIR to a place with room")
 
 
 def in_row_groups(tables: Sequence[pa.Table], limit_bytes: int = ROW_GROUP_BYTES) -> Iterator[pa.Table]:

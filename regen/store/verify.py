@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from regen.errors import JournalDamaged, StoreRefused
 from regen.protocols import Plan, Storage
 from regen.records import Status
+from regen.store.files import JournalFiles
 from regen.store.findings import Code, Finding, Findings
 from regen.store.layout import JOURNAL, SHARDS, journal_number, shard_range
 from regen.store.shards import shard_ranges
+from regen.store.verify_closed import ClosedCheck
 from regen.store.verify_journal import JournalCheck
 from regen.store.verify_plan import PlanIds, check_plan
 from regen.store.verify_shards import ShardCheck
@@ -27,7 +30,9 @@ _MISSING_SHOWN = 20
 class Verification:
     """`outcomes` has every status; `by_source` only what occurs. `first_missing` are the first ordinals not done.
 
-    `shards_outdated` are whole, and older than a retry of some of their rows; `reopened` rows are wanted once more.
+    `shards_outdated` are older than a retry or a repair of some of their rows; `reopened` rows are wanted once more.
+    `shards_outgrown`, not counted among `shards`, are whole, and a part of the range that their rows are in since an
+    extension. `shards_faulty` are the keys of those that a repair writes anew.
     """
 
     planned: int
@@ -39,6 +44,8 @@ class Verification:
     shards: int
     shards_planned: int
     shards_outdated: int
+    shards_outgrown: int
+    shards_faulty: frozenset[str]
     reopened: int
     findings: tuple[Finding, ...]
 
@@ -68,9 +75,9 @@ def verify(
     findings = Findings()
     _check_names(storage, findings)
     ids = check_plan(plan, findings)
-    journal = JournalCheck(storage, ids, plan.count, findings)
+    journal = (ClosedCheck if _is_closed(storage) else JournalCheck)(storage, ids, plan.stages, findings)
     journal.run(tell)
-    shards = ShardCheck(storage, plan, journal.done, ids.settled, journal.winners, findings)
+    shards = ShardCheck(storage, plan, journal, ids.settled, findings)
     shards.run(rows_per_shard, tell)
     by_source, missing = _outcomes(plan.count, ids, journal)
     return Verification(
@@ -80,12 +87,22 @@ def verify(
         missing=len(missing),
         first_missing=tuple(missing[:_MISSING_SHOWN]),
         journal_files=journal.files,
-        shards=shards.files,
+        shards=shards.files - shards.outgrown,
         shards_planned=len(list(shard_ranges(plan.count, rows_per_shard))),
         shards_outdated=shards.outdated,
+        shards_outgrown=shards.outgrown,
+        shards_faulty=frozenset(shards.faulty),
         reopened=len(journal.reopened()),
         findings=findings.all(),
     )
+
+
+def _is_closed(storage: Storage) -> bool:
+    """Whether the journal was closed; not if its last file cannot be read: that is found as damage."""
+    try:
+        return JournalFiles(storage).closed() is not None
+    except (JournalDamaged, StoreRefused):
+        return False
 
 
 def _check_names(storage: Storage, findings: Findings) -> None:

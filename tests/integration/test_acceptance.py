@@ -23,6 +23,7 @@ from regen.spec import RunSpec
 from regen.speculative.acceptance import Verdict
 from regen.store.choosing import Wanted
 from regen.store.local import LocalStorage
+from tests import virtual_time
 from tests.heads import TARGET, VOCABULARY, eagle3
 from tests.processes import regen
 from tests.runs import begin_run, drive, make_spec, shard_table, write_jsonl
@@ -59,7 +60,7 @@ def spec_with_head(folder: Path, head: str = "head-a", rows: int = 30, **section
 
 def finished(spec: RunSpec) -> Begun:
     begun = begin_run(spec)
-    asyncio.run(drive(LocalCluster(), begun))
+    virtual_time.run(drive(LocalCluster(), begun))
     seal_run(begun.storage, begun.worker_setup.run)
     return begun
 
@@ -138,7 +139,7 @@ def test_in_the_middle_of_a_run_the_committed_rows_are_reported(tmp_path: Path) 
         await work
         return made
 
-    made = asyncio.run(half())
+    made = virtual_time.run(half())
     assert 0 < made.rows <= made.planned
     assert sum(arm.total.generations for arm in made.arms) >= made.rows
     assert report(run_of(tmp_path)).rows == 90
@@ -146,8 +147,8 @@ def test_in_the_middle_of_a_run_the_committed_rows_are_reported(tmp_path: Path) 
 
 def test_a_run_that_changed_its_draft_has_a_table_for_each(tmp_path: Path) -> None:
     slow = {"step_seconds": 0.02, "slots": 2}
-    asyncio.run(drained_early(begin_run(spec_with_head(tmp_path, "head-a", rows=60, engine=slow))))
-    asyncio.run(drive(LocalCluster(), begin_run(spec_with_head(tmp_path, "head-b", rows=60))))
+    virtual_time.run(drained_early(begin_run(spec_with_head(tmp_path, "head-a", rows=60, engine=slow))))
+    virtual_time.run(drive(LocalCluster(), begin_run(spec_with_head(tmp_path, "head-b", rows=60))))
     made = report(run_of(tmp_path))
     assert made.rows == 90
     assert {Path(arm.arm.draft or "").name for arm in made.arms} == {"head-a", "head-b"}
@@ -192,7 +193,7 @@ def test_rows_that_were_made_again_are_reported_as_they_are_now(tmp_path: Path) 
     assert retry(run_of(tmp_path), Wanted(frozenset({Status.TRUNCATED})), {"max_tokens": 100}).rows == cut > 0
     before = report(run_of(tmp_path))
     again = resume(run_of(tmp_path).url, StartOptions(processes=1), say=lambda text: None)
-    asyncio.run(drive(LocalCluster(), again))
+    virtual_time.run(drive(LocalCluster(), again))
     seal_run(again.storage, again.worker_setup.run)
     made = report(run_of(tmp_path))
     (arm,) = made.arms

@@ -15,6 +15,7 @@ from regen.run.driver import Driver
 from regen.run.local import LocalCluster
 from regen.run.session import seal_run, standing
 from regen.run.start import Begun, StartOptions, begin, resume
+from tests import virtual_time
 from tests.runs import begin_run, conversations, determined, drive, make_spec, shard_table
 from tests.toy_target import build_toy_target
 
@@ -23,7 +24,7 @@ BRIEF = {"rows": 8, "drafts": 1, "max_tokens": 8, "canary_rows": 0}
 
 
 def finish(begun: Begun) -> CoordinatorStatus:
-    status = asyncio.run(drive(LocalCluster(), begun))
+    status = virtual_time.run(drive(LocalCluster(), begun))
     seal_run(begun.storage, begun.worker_setup.run)
     return status
 
@@ -185,7 +186,7 @@ def test_when_only_the_coordinator_dies_no_row_is_made_twice(tmp_path: Path) -> 
     engine = {"replicas": 2, "step_seconds": 0.005, "answer_tokens": 30}
     checkpoint = {"interval_seconds": 5.0}
     begun = begin_run(make_spec(tmp_path, rows=90, engine=engine, checkpoint=checkpoint))
-    cluster = asyncio.run(_killed_coordinator(begun, kills=4))
+    cluster = virtual_time.run(_killed_coordinator(begun, kills=4))
     seal_run(begun.storage, begun.worker_setup.run)
     totals = standing(begun.storage).totals
     sampled = sum(worker.stats().counters.output_tokens for worker in cluster.workers.values())
@@ -205,7 +206,7 @@ async def _ended_and_left(begun: Begun) -> CoordinatorStatus:
 def test_what_the_engines_have_sampled_is_known_after_they_have_left(tmp_path: Path) -> None:
     die = {"kind": "die", "after_requests": 9}
     begun = begin_run(make_spec(tmp_path, rows=60, engine={"replicas": 2, "step_seconds": 0.002, "faults": [die]}))
-    status = asyncio.run(_ended_and_left(begun))
+    status = virtual_time.run(_ended_and_left(begun))
     assert status.session_sampled_tokens >= status.session_output_tokens > 0
 
 
@@ -221,7 +222,7 @@ async def _drained(begun: Begun, after_seconds: float) -> CoordinatorStatus:
 def test_a_drain_publishes_what_is_finished_and_the_run_goes_on_later(tmp_path: Path) -> None:
     spec = make_spec(tmp_path, rows=80, engine={"step_seconds": 0.01}, checkpoint={"interval_seconds": 60.0})
     begun = begin_run(spec)
-    status = asyncio.run(_drained(begun, after_seconds=1.0))
+    status = virtual_time.run(_drained(begun, after_seconds=1.0))
     assert status.phase is Phase.DRAINED
     done = standing(begun.storage).totals.done
     assert 0 < done < 80
@@ -252,7 +253,7 @@ def test_killed_at_random_moments_and_with_other_settings_the_shards_are_identic
     kills = 0
     while not standing((begun := begin_run(spec, take_over=True)).storage).is_finished:
         # Later sessions live longer: at the end the longest rows are left, and they must be able to finish.
-        asyncio.run(_abandoned(begun, after_seconds=draw.uniform(0.4, 1.6) + 0.1 * kills))
+        virtual_time.run(_abandoned(begun, after_seconds=draw.uniform(0.4, 1.6) + 0.1 * kills))
         kills += 1
     assert kills > 4
     seal_run(begun.storage, begun.worker_setup.run)
@@ -261,7 +262,7 @@ def test_killed_at_random_moments_and_with_other_settings_the_shards_are_identic
 
 def test_resume_needs_nothing_but_the_folder(tmp_path: Path) -> None:
     begun = begin_run(make_spec(tmp_path, rows=60, engine={"step_seconds": 0.005}))
-    asyncio.run(_abandoned(begun, after_seconds=0.5))
+    virtual_time.run(_abandoned(begun, after_seconds=0.5))
     (tmp_path / "rows.jsonl").unlink()
     again = resume(str(tmp_path / "run"), StartOptions(processes=1, take_over=True), say=lambda text: None)
     assert finish(again).phase is Phase.FINISHED
@@ -293,6 +294,6 @@ async def _taken_over(spec: Any) -> None:
 
 def test_a_run_taken_over_fences_its_former_holder(tmp_path: Path) -> None:
     spec = make_spec(tmp_path, rows=60, engine={"step_seconds": 0.01})
-    asyncio.run(_taken_over(spec))
+    virtual_time.run(_taken_over(spec))
     seal_run(begin_run(spec).storage, begin_run(spec).worker_setup.run)
     assert len(determined(tmp_path / "run")) == 60

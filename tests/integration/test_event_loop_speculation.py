@@ -23,6 +23,7 @@ from regen.run.start import Begun, StartOptions, resume
 from regen.run.wanted import NewDraft
 from regen.spec import RunSpec, dump_spec
 from regen.store.control import ArmMeasured, DecidedBy, SpeculationDecided, Verdict
+from tests import virtual_time
 from tests.heads import eagle3
 from tests.processes import regen
 from tests.runs import begin_run, drive, make_spec, shard_table, with_draft
@@ -38,7 +39,7 @@ def speculating(folder: Path, rows: int = 60, engine: dict[str, Any] | None = No
 
 
 def finish(begun: Begun) -> CoordinatorStatus:
-    status = asyncio.run(drive(LocalCluster(), begun))
+    status = virtual_time.run(drive(LocalCluster(), begun))
     seal_run(begun.storage, begun.worker_setup.run)
     return status
 
@@ -64,7 +65,7 @@ def speculated(begun: Begun) -> dict[int, set[bool]]:
 def test_a_dead_draft_stops_the_run_before_any_row_is_committed(tmp_path: Path) -> None:
     begun = begin_run(speculating(tmp_path, engine=DEAD))
     with pytest.raises(SpeculationFailed, match=r"accept length 1\.00") as raised:
-        asyncio.run(drive(LocalCluster(), begun))
+        virtual_time.run(drive(LocalCluster(), begun))
     assert raised.value.exit_code is ExitCode.SPECULATION
     assert standing(begun.storage).totals.done == 0
     (decided,) = decisions(begun, DecidedBy.GATE)
@@ -110,7 +111,7 @@ def test_the_verdict_is_per_replica_and_not_on_the_average(tmp_path: Path) -> No
 def test_counters_that_are_absent_are_not_a_zero(tmp_path: Path) -> None:
     begun = begin_run(speculating(tmp_path, engine={"counters_absent": True}))
     with pytest.raises(SpeculationFailed, match="no speculation counters"):
-        asyncio.run(drive(LocalCluster(), begun))
+        virtual_time.run(drive(LocalCluster(), begun))
     assert [decided.verdict for decided in decisions(begun, DecidedBy.GATE)] == ["absent"]
 
 
@@ -118,7 +119,7 @@ def test_word_salad_under_load_is_seen_by_the_canary(tmp_path: Path) -> None:
     fault = {"kind": "salad", "lives": 9, "times": 10**9}
     begun = begin_run(speculating(tmp_path, engine={"faults": [fault]}, rows=200))
     with pytest.raises(SpeculationFailed):
-        asyncio.run(drive(LocalCluster(), begun))
+        virtual_time.run(drive(LocalCluster(), begun))
     assert [decided.verdict for decided in decisions(begun, DecidedBy.GATE)] == ["garbage"]
 
 
@@ -128,7 +129,7 @@ def test_a_draft_below_its_profile_is_stopped_although_it_is_alive(tmp_path: Pat
     spec = speculating(tmp_path, engine=engine, expected=expected)
     begun = begin_run(spec.model_copy(update={"sampling": spec.sampling.model_copy(update={"temperature": 0.0})}))
     with pytest.raises(SpeculationFailed):
-        asyncio.run(drive(LocalCluster(), begun))
+        virtual_time.run(drive(LocalCluster(), begun))
     assert [decided.verdict for decided in decisions(begun, DecidedBy.GATE)] == ["off_profile"]
 
 
@@ -157,7 +158,7 @@ def test_a_replica_that_stops_working_is_noticed_and_goes_on_without(tmp_path: P
 def test_guard_fail_ends_the_run_and_keeps_what_is_done(tmp_path: Path) -> None:
     begun = begin_run(collapsing(tmp_path, "reject_drafts", guard="fail"))
     with pytest.raises(SpeculationFailed, match="replica 1"):
-        asyncio.run(drive(LocalCluster(), begun))
+        virtual_time.run(drive(LocalCluster(), begun))
     assert 0 < standing(begun.storage).totals.done < 900
 
 
@@ -186,7 +187,7 @@ def calibrating(folder: Path, slots: int, replicas: int = 1, **changes: Any) -> 
 @pytest.mark.parametrize(("slots", "replicas", "arm"), [(2, 1, "configured"), (64, 1, "off"), (64, 2, "off")])
 def test_what_is_faster_at_this_concurrency_is_chosen(tmp_path: Path, slots: int, replicas: int, arm: str) -> None:
     begun = begin_run(calibrating(tmp_path, slots, replicas), purpose=Purpose.CALIBRATE)
-    status = asyncio.run(drive(LocalCluster(), begun))
+    status = virtual_time.run(drive(LocalCluster(), begun))
     assert status.phase is Phase.DRAINED
     choice = standing_choice(begun.storage, begun.record.spec)
     assert choice is not None
@@ -201,13 +202,13 @@ def test_what_is_faster_at_this_concurrency_is_chosen(tmp_path: Path, slots: int
 def test_the_choice_holds_for_the_run_that_follows(tmp_path: Path) -> None:
     spec = calibrating(tmp_path, 64)
     first = begin_run(spec, purpose=Purpose.CALIBRATE)
-    asyncio.run(drive(LocalCluster(), first))
+    virtual_time.run(drive(LocalCluster(), first))
     (tmp_path / "spec.yaml").write_text(dump_spec(spec), encoding="utf-8")
     asked = regen("calibrate", "spec.yaml", "--json", cwd=tmp_path)  # it is known: no engine is started
     assert json.loads(asked.stdout)["arm"] == "off", asked.stderr
     before = standing(first.storage).totals.done
     again = begin_run(spec)
-    status = asyncio.run(_for_a_while(again, seconds=3.0))
+    status = virtual_time.run(_for_a_while(again, seconds=3.0))
     assert status.speculation.phase == "decided"
     assert set(status.speculation.arms.values()) == {"off"}
     assert standing(again.storage).totals.done > before
@@ -218,7 +219,7 @@ def test_a_choice_is_shown_where_it_holds_and_a_stopped_measurement_shows_none(
 ) -> None:
     spec = calibrating(tmp_path, 64)
     begun = begin_run(spec, purpose=Purpose.CALIBRATE)
-    status = asyncio.run(drive(LocalCluster(), begun))
+    status = virtual_time.run(drive(LocalCluster(), begun))
     (tmp_path / "spec.yaml").write_text(dump_spec(spec), encoding="utf-8")
     monkeypatch.setattr("regen.cli._drive", lambda *given: None)  # stopped before anything was measured
     again = CliRunner().invoke(app, ["calibrate", str(tmp_path / "spec.yaml"), "--again"])
@@ -237,7 +238,7 @@ def test_a_finished_run_has_nothing_to_measure_with_and_is_sealed(
     def finish_without_a_choice(begun: Begun, *others: object) -> None:
         setup = begun.worker_setup
         plain = replace(setup, run=replace(setup.run, purpose=Purpose.RUN))
-        asyncio.run(drive(LocalCluster(), replace(begun, worker_setup=plain)))
+        virtual_time.run(drive(LocalCluster(), replace(begun, worker_setup=plain)))
 
     spec = speculating(tmp_path, rows=20)
     (tmp_path / "spec.yaml").write_text(dump_spec(spec), encoding="utf-8")
@@ -279,7 +280,7 @@ def test_a_run_too_short_to_pay_for_it_is_not_measured(tmp_path: Path) -> None:
 def test_a_new_draft_is_taken_up_in_the_middle_and_recorded_per_row(tmp_path: Path) -> None:
     spec = speculating(tmp_path, rows=120, engine={"step_seconds": 0.004, "answer_tokens": 30})
     begun = begin_run(spec)
-    asyncio.run(_for_a_while(begun, seconds=1.5))
+    virtual_time.run(_for_a_while(begun, seconds=1.5))
     assert 0 < standing(begun.storage).totals.done < 120
     newer = eagle3().write(tmp_path / "newer")
     with pytest.raises(PreflightRefused, match="hidden-size"):  # what was accepted was the older one's

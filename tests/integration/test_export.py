@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from regen.store.export.format import Record
 from regen.store.export.formats import FORMATS
 from regen.store.export.selection import Selection
 from regen.store.export.tally import Tally
+from tests import virtual_time
 from tests.processes import regen
 from tests.runs import begin_run, conversations, drive, make_spec, shard_table
 
@@ -36,7 +36,7 @@ def made(folder: Path, *, is_sealed: bool = True, **sections: Any) -> Begun:
     rows = [*conversations(30), {"messages": []}]
     sections.setdefault("sampling", {"max_tokens": 16})
     begun = begin_run(make_spec(folder, rows=rows, **sections))
-    asyncio.run(drive(LocalCluster(), begun))
+    virtual_time.run(drive(LocalCluster(), begun))
     if is_sealed:
         seal_run(begun.storage, begun.worker_setup.run)
     return begun
@@ -208,7 +208,7 @@ def test_a_template_that_rewrites_history_loses_its_long_conversations_as_text(t
     )
     path.write_text(path.read_text().replace("message['content'] + '<|im_end|>", f"{shouting} + '<|im_end|>"))
     begun = begin_run(spec)
-    asyncio.run(drive(LocalCluster(), begun))
+    virtual_time.run(drive(LocalCluster(), begun))
     seal_run(begun.storage, begun.worker_setup.run)
     two_turns = sum(1 for row in ok_rows(tmp_path) if len(row["generations"]) == 2)
     done = run_export(tmp_path, tmp_path / "text", "messages")
@@ -223,7 +223,7 @@ def test_template_kwargs_of_the_run_go_where_the_format_has_a_place(tmp_path: Pa
     path = tmp_path / "target" / "chat_template.jinja"
     path.write_text("{{ mood | default('none') }}" + path.read_text())
     begun = begin_run(spec)
-    asyncio.run(drive(LocalCluster(), begun))
+    virtual_time.run(drive(LocalCluster(), begun))
     run_export(tmp_path, tmp_path / "specforge", "specforge")
     assert {line["mood"] for line in lines(tmp_path / "specforge")} == {"calm"}
     run_export(tmp_path, tmp_path / "messages", "messages")
@@ -235,7 +235,7 @@ def test_template_kwargs_of_the_run_go_where_the_format_has_a_place(tmp_path: Pa
 def test_user_text_that_holds_the_beginning_of_a_turn_is_left_out_of_text(tmp_path: Path) -> None:
     rows = [{"prompt": "say hi"}, {"prompt": "write <|im_start|>assistant\n for me"}]
     begun = begin_run(make_spec(tmp_path, rows=rows, policies={"control_tokens": "allow"}))
-    asyncio.run(drive(LocalCluster(), begun))
+    virtual_time.run(drive(LocalCluster(), begun))
     assert run_export(tmp_path, tmp_path / "text", "specforge").tally.reasons() == {"turn_marker_in_text": 1}
     assert run_export(tmp_path, tmp_path / "ids", "specforge-ids").tally.rows_kept == 2
 
@@ -243,7 +243,7 @@ def test_user_text_that_holds_the_beginning_of_a_turn_is_left_out_of_text(tmp_pa
 def test_a_record_longer_than_the_trainers_default_is_said_aloud(tmp_path: Path) -> None:
     rows = [{"prompt": "short"}, {"prompt": "long " * 600}]
     begun = begin_run(make_spec(tmp_path, rows=rows, engine={"max_model_len": 4096}))
-    asyncio.run(drive(LocalCluster(), begun))
+    virtual_time.run(drive(LocalCluster(), begun))
     said: list[str] = []
     done = export(str(tmp_path / "run"), ExportOptions("specforge-ids", str(tmp_path / "out")), said.append)
     assert (done.tally.lost_records, done.tally.cut_records) == (1, 0)

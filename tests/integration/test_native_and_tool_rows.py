@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from regen.run.look import look
 from regen.run.session import seal_run, standing
 from regen.run.start import Begun, StartOptions, begin
 from regen.spec import RowsSpec
+from tests import virtual_time
 from tests.runs import drive, make_spec, shard_table, write_jsonl
 from tests.toy_target import END_ID, START_ID
 
@@ -58,7 +58,7 @@ def begun(tmp_path: Path) -> Begun:
 
 
 def finished(begun: Begun) -> dict[str, list[OutputRow]]:
-    asyncio.run(drive(LocalCluster(), begun))
+    virtual_time.run(drive(LocalCluster(), begun))
     seal_run(begun.storage, begun.worker_setup.run)
     rows = from_table(shard_table(Path(begun.worker_setup.run.run_url)))
     assert [row.ordinal for row in rows] == list(range(13))

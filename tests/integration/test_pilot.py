@@ -21,6 +21,7 @@ from regen.run.start import Begun, StartOptions
 from regen.spec import RunSpec, dump_spec
 from regen.store.committed import CommittedRows
 from regen.store.parquet import integers
+from tests import virtual_time
 from tests.processes import regen
 from tests.runs import begin_run, conversations, drive, make_spec, shard_table, with_draft, write_jsonl
 
@@ -40,7 +41,7 @@ def begin(spec: RunSpec, rows: int = 12) -> Begun:
 
 
 def made(begun: Begun) -> CoordinatorStatus:
-    status = asyncio.run(drive(LocalCluster(), begun))
+    status = virtual_time.run(drive(LocalCluster(), begun))
     note_session(begun, status)
     return status
 
@@ -65,7 +66,7 @@ def test_exactly_the_sample_is_committed_and_the_run_makes_the_rest_once(tmp_pat
     assert rows_left(pilot) == 0
 
     run = begin_run(spec)
-    status = asyncio.run(drive(LocalCluster(), run))
+    status = virtual_time.run(drive(LocalCluster(), run))
     assert (status.phase, status.session_rows) == (Phase.FINISHED, 66 - 12)
     assert committed(run) == list(range(66))
     seal_run(run.storage, run.worker_setup.run)
@@ -106,7 +107,7 @@ def test_a_coordinator_that_dies_goes_on_with_the_sample_alone(tmp_path: Path) -
         await cluster.coordinator.restart()
         await work
 
-    asyncio.run(killed())
+    virtual_time.run(killed())
     assert committed(pilot) == list(pilot.worker_setup.run.pilot_rows)
 
 
@@ -201,7 +202,7 @@ def test_with_a_draft_every_token_says_how_it_came(tmp_path: Path) -> None:
 
 def test_without_kept_steps_drafts_are_not_told_apart_and_the_page_says_so(tmp_path: Path) -> None:
     spec = with_draft(make_spec(tmp_path, rows=8), tmp_path, **SHORT)
-    asyncio.run(drive(LocalCluster(), begin_run(spec)))
+    virtual_time.run(drive(LocalCluster(), begin_run(spec)))
     found = read_pilot(begin(spec, rows=4), None)
     assert kinds(found) == {TokenKind.SAMPLED}
     assert "steps were not kept" in pilot_page(found.view)

@@ -22,6 +22,7 @@ from regen.run.start import StartOptions, resume
 from regen.store.choosing import Wanted
 from regen.store.local import LocalStorage
 from regen.store.replay import replay
+from tests import virtual_time
 from tests.runs import begin_run, drive, make_spec, shard_table
 
 TRUNCATED = Wanted(frozenset({Status.TRUNCATED}))
@@ -31,14 +32,14 @@ def first_run(folder: Path, **sections: Any) -> LocalStorage:
     """Thirty rows at a cap that cuts some of them."""
     sections = {"sampling": {"max_tokens": 12}, **sections}
     begun = begin_run(make_spec(folder, rows=30, **sections))
-    asyncio.run(drive(LocalCluster(), begun))
+    virtual_time.run(drive(LocalCluster(), begun))
     seal_run(begun.storage, begun.worker_setup.run)
     return LocalStorage(folder / "run")
 
 
 def resumed(storage: LocalStorage) -> CoordinatorStatus:
     begun = resume(storage.url, StartOptions(processes=1), say=lambda text: None)
-    status = asyncio.run(drive(LocalCluster(), begun))
+    status = virtual_time.run(drive(LocalCluster(), begun))
     seal_run(begun.storage, begun.worker_setup.run)
     return status
 
@@ -77,7 +78,7 @@ def test_an_export_holds_the_rows_that_count_before_and_after_sealed_or_not(tmp_
     retry(storage, TRUNCATED, {"max_tokens": 100})
     assert exported(storage, tmp_path / "pending").keys() == uncut
     begun = resume(storage.url, StartOptions(processes=1), say=lambda text: None)
-    asyncio.run(drive(LocalCluster(), begun))
+    virtual_time.run(drive(LocalCluster(), begun))
     outdated = exported(storage, tmp_path / "outdated")
     seal_run(begun.storage, begun.worker_setup.run)
     after = by_ordinal(storage)
@@ -161,7 +162,7 @@ def test_shards_older_than_a_retry_are_outdated_and_not_wrong(tmp_path: Path) ->
     storage = first_run(tmp_path)
     retry(storage, TRUNCATED, {"max_tokens": 100})
     begun = resume(storage.url, StartOptions(processes=1), say=lambda text: None)
-    asyncio.run(drive(LocalCluster(), begun))
+    virtual_time.run(drive(LocalCluster(), begun))
     found = check(storage)
     assert found.is_right
     assert found.verification is not None
@@ -187,7 +188,7 @@ def test_a_coordinator_that_is_killed_in_a_retry_goes_on_in_the_same_round(tmp_p
         await cluster.coordinator.restart()
         return await work
 
-    assert asyncio.run(killed_once()).phase is Phase.FINISHED
+    assert virtual_time.run(killed_once()).phase is Phase.FINISHED
     plan = open_plan(storage)
     assert not replay(storage, plan.count, plan.settled()).reopened.pending
     begun = resume(storage.url, StartOptions(processes=1), say=lambda text: None)

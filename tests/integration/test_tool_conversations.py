@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from regen.errors import SpecError
 from regen.run.local import LocalCluster
 from regen.run.session import seal_run
+from tests import virtual_time
 from tests.runs import begin_run, drive, make_spec, shard_table
 from tests.toy_target import build_toy_target
 
@@ -76,7 +76,7 @@ def made(folder: Path, rows: list[dict[str, Any]], answers: dict[str, str], **se
     for name, section in given.items():
         sections[name] = {**section, **sections.get(name, {})}
     begun = begin_run(make_spec(folder, rows, **sections))
-    asyncio.run(drive(LocalCluster(), begun))
+    virtual_time.run(drive(LocalCluster(), begun))
     seal_run(begun.storage, begun.worker_setup.run)
     return shard_table(Path(begun.worker_setup.run.run_url)).to_pylist()
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from regen.store.machine import machine_identity
 from regen.store.storage import open_storage
 
 UUID = "0" * 32
-ABANDONED_LONG_AGO_SECONDS = 2 * 3600
+ABANDONED_LONG_AGO_SECONDS = 48 * 3600
 
 
 def _dead_pid() -> int:
@@ -176,6 +178,54 @@ def test_sweep_leaves_everything_else(tmp_path: Path) -> None:
 
     assert LocalStorage(tmp_path).sweep() == 0
     assert set(tmp_path.iterdir()) == kept
+
+
+def test_sweep_judges_by_no_clock_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours may be days ahead or behind: what a live writer of any machine has begun stays, what is old goes."""
+    own = _leftover(tmp_path, machine_identity(), os.getpid(), ABANDONED_LONG_AGO_SECONDS)
+    others = _leftover(tmp_path, "deadbeef", 1)
+    for jump_seconds in (-1e6, 1e6):
+        real = time.time()
+        monkeypatch.setattr(time, "time", lambda jumped=real + jump_seconds: jumped)
+        assert LocalStorage(tmp_path).sweep() == 0
+        assert {own, others} <= set(tmp_path.iterdir())
+
+
+def test_a_temporary_that_was_swept_away_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = LocalStorage(tmp_path)
+    real = os.link
+
+    def swept(temporary: Path, path: Path) -> None:
+        temporary.unlink()
+        real(temporary, path)
+
+    monkeypatch.setattr(os, "link", swept)
+    with pytest.raises(StoreUnavailable, match="was removed while it was written"):
+        storage.create("journal/00000000.parquet", b"data")
+    monkeypatch.setattr(os, "link", real)
+    assert storage.create("journal/00000000.parquet", b"data")
+
+
+@pytest.mark.parametrize("gone", ["", "journal"])
+def test_a_folder_that_was_removed_meanwhile_is_not_made_anew(tmp_path: Path, gone: str) -> None:
+    storage = LocalStorage(tmp_path / "run")
+    storage.create("journal/00000000.parquet", b"data")
+    shutil.rmtree(tmp_path / "run" / gone)
+
+    with pytest.raises(StoreRefused, match=f"{tmp_path / 'run' / gone}: the folder was removed"):
+        storage.create("journal/00000001.parquet", b"data")
+    with pytest.raises(StoreRefused, match="the folder was removed"):
+        storage.replace("journal/x", b"data")
+    assert not (tmp_path / "run" / "journal").exists()
+
+
+def test_a_file_without_permission_to_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.create("journal/00000000.parquet", b"data")
+    monkeypatch.setattr(Path, "open", _fails(errno.EACCES))
+
+    with pytest.raises(StoreRefused, match=r"journal/00000000\.parquet: Permission denied: give this user"):
+        storage.read("journal/00000000.parquet")
 
 
 def test_sweep_of_a_folder_that_is_not_there_finds_nothing(tmp_path: Path) -> None:

@@ -110,6 +110,9 @@ def test_the_aws_configuration_is_read_by_profile(tmp_path: Path, monkeypatch: p
     assert (found.endpoint, found.region, found.addressing) == (ENDPOINT, "b", "virtual")
     assert resolve(StoreSpec(), {}, aws_config).region == "a"
     assert resolve(StoreSpec(profile="none"), {}, aws_config).endpoint == "aws"
+    (tmp_path / "config").write_text("[default\nregion")
+    with pytest.raises(SpecError, match="AWS configuration cannot be read"):
+        aws_config(None)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -229,6 +230,26 @@ def test_batches_bound_memory_and_change_nothing(plan: MemoryPlan, monkeypatch: 
     assert {key: data for key, data in one.objects.items() if key.startswith(SHARDS)} == {
         key: data for key, data in other.objects.items() if key.startswith(SHARDS)
     }
+
+
+def test_memory_of_sealing_is_that_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    per_row, per_file, batch_bytes = 20_000, 20, 1_000_000
+    storage, large = MemoryStorage(), MemoryPlan(400)
+    rows = (output_row(ordinal, text=random.Random(ordinal).randbytes(per_row // 2).hex()) for ordinal in range(400))
+    batches = iter(lambda: [row for _, row in zip(range(per_file), rows, strict=False)], [])
+    published(storage, batches, 400)
+    held: list[int] = []
+
+    class Measuring(FaultyStorage):
+        def replace(self, key: str, data: bytes | Path) -> None:
+            held.append(pa.total_allocated_bytes())
+            super().replace(key, data)
+
+    monkeypatch.setattr(shards_module, "BATCH_BYTES", batch_bytes)
+    before = pa.total_allocated_bytes()
+    seal(Measuring(storage), large, PER_SHARD, session="s1", fingerprint="f" * 32)
+    assert len(held) == 40
+    assert max(held) - before < 3 * batch_bytes < 400 * per_row
 
 
 def test_row_groups_are_bounded_in_bytes() -> None:

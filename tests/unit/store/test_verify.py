@@ -241,7 +241,7 @@ def _shard_of_other_rows(folder: Folder) -> None:
     rows = RowsFile(folder.storage.read(key), "test").table().to_pylist()
     rows[2] = to_table([output_row(12, text="never committed")]).to_pylist()[0]
     digest = content_digest([row["ordinal"] for row in rows], [row["digest"] for row in rows])
-    entry = shard_entry(Shard(key, 10, 19, 10, digest), folder.plan.digest)
+    entry = shard_entry(Shard(key, 10, 19, 10, digest), folder.plan)
     folder.storage.replace(key, encode_rows(pa.Table.from_pylist(rows, schema=SCHEMA), entry))
 
 
