@@ -28,7 +28,7 @@ from regen.store.choosing import Wanted
 from regen.store.files import JournalFiles
 from regen.store.findings import Code
 from regen.store.journal import Journal
-from regen.store.storage import LocalStorage
+from regen.store.local import LocalStorage
 from tests.runs import begin_run, conversations, drive, make_spec, shard_table, write_jsonl
 
 ROWS = [*conversations(18), {"prompt": {"no": "text"}}]

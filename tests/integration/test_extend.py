@@ -24,7 +24,7 @@ from regen.spec import RunSpec
 from regen.store.choosing import Wanted
 from regen.store.control import Claim, PlanExtended
 from regen.store.journal import Journal
-from regen.store.storage import LocalStorage
+from regen.store.local import LocalStorage
 from tests.runs import begin_run, conversations, determined, drive, make_spec, shard_table, write_jsonl
 
 
