@@ -47,7 +47,9 @@ class RayHead:
             )
         try:
             wait_until(lambda: "Ray runtime started" in said.read_text() or not self.lives, seconds=START_SECONDS)
-        except TimeoutError:
+            if not self.lives:  # Ray itself gives a node some 30 s to come up
+                raise RuntimeError(f"Ray did not start on this machine: ...{said.read_text()[-400:]}")
+        except (TimeoutError, RuntimeError):
             end(self.process)
             raise
 
