@@ -571,6 +571,29 @@ class Left(StrEnum):
     REPLACED = "replaced"  # the next engine of this slot is wanted
 
 
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How an engine ended that may have died of its rows. `is_stall`: it gave no token any more; `told` for people."""
+
+    is_stall: bool
+    told: str
+
+
+@dataclass(frozen=True, slots=True)
+class Toll:
+    """What the end of an engine has meant.
+
+    `narrows`: it told suspects apart, or showed which row kills engines; `is_proven`: before, the engine had finished
+    rows enough to be a good one; `suspects` are rows under suspicion now, `condemned` rows that are so no longer, since
+    they were found to kill engines.
+    """
+
+    narrows: bool = False
+    is_proven: bool = False
+    suspects: int = 0
+    condemned: int = 0
+
+
 # --- totals --------------------------------------------------------------------------------------
 
 
@@ -626,6 +649,7 @@ class CoordinatorStatus:
     `left` are rows of the plan that are still to be made, for the first time or again.
     `incarnation` differs after every restart of the coordinator; `commits` counts journal files and never falls;
     `hung` are slots whose process says nothing any more; `store_error` is set while the store is away.
+    `suspects` are rows that run apart because engines died with them (run/suspects.py).
     `session_sampled_tokens` are what engines have sampled since they started: more than what was received of this
     session's rows where work was lost or dropped. `session_paced_tokens`, for rates, are those that were sampled for
     rows while this coordinator looked on.
@@ -650,3 +674,4 @@ class CoordinatorStatus:
     store_error: str | None = None
     error: RegenError | None = None
     left: int = 0
+    suspects: int = 0

@@ -155,7 +155,9 @@ class _EngineCommon(_Strict):
         600, gt=0, description="Work assigned and no new token for so long: the row is given up, then the replica."
     )
     restarts: int = Field(
-        3, ge=0, description="How often each replica may be replaced. The last one's loss ends the run."
+        3,
+        ge=0,
+        description="How often each replica may be replaced, good work apart. The last one's loss ends the run.",
     )
 
 
@@ -194,6 +196,7 @@ class FakeFault(_Strict):
     kind: Literal[
         "die",
         "hang",
+        "freeze",
         "fail",
         "garbage",
         "refuse",
@@ -203,9 +206,14 @@ class FakeFault(_Strict):
         "counters_absent",
         "reject_drafts",
     ] = Field(
-        description="die: every request fails from then on. hang: no more tokens. fail: this attempt. refuse: for good."
+        description="die: every request fails from then on. hang: no more tokens. freeze: none"
+        " for any request, from then on. fail: this attempt. refuse: for good."
         " Only with speculation on: salad, an answer's tokens shuffled; and from then on for good, counters_absent and"
         " reject_drafts."
+    )
+    prompt_ids: list[int] = Field(
+        default_factory=list,
+        description="Only at prompts in which these ids stand in a row; not with faults that last.",
     )
     replica: int | None = Field(None, ge=0, description="Only in this replica slot.")
     after_requests: int = Field(0, ge=0, description="Not before the engine has had so many requests.")

@@ -63,6 +63,7 @@ class FakeEngine:
         self._slot = worker.slot
         self._child: FakeChild | None = None
         self._watching: asyncio.Future[None] | None = None
+        self._is_frozen = False
         self._drafting = Drafting(speculation)
         self._steps: StepLoop | None = None
         if spec.cost is not None:
@@ -168,6 +169,8 @@ class FakeEngine:
         for step in range(0, steps, PROGRESS_TOKENS):
             batch = min(PROGRESS_TOKENS, steps - step)
             await asyncio.sleep(batch * self._spec.step_seconds)
+            if self._is_frozen:
+                await asyncio.Event().wait()
             new = math.ceil(len(token_ids) * (step + batch) / steps) - emitted
             emitted += new
             on_tokens(new)
@@ -216,20 +219,26 @@ class FakeEngine:
         )
 
     async def _suffer(self, request: GenerationRequest) -> None:
-        if self._strike("die"):
+        prompt = request.prompt_token_ids
+        if self._strike("die", prompt):
             self._dead.set()
             await asyncio.Event().wait()
-        if self._strike("hang"):
+        self._is_frozen = self._is_frozen or self._strike("freeze", prompt)
+        if self._is_frozen or self._strike("hang", prompt):
             await asyncio.Event().wait()
-        if self._strike("refuse"):
+        if self._strike("refuse", prompt):
             raise RowRefused(Stage.GENERATE, "engine_refused", "the fake engine was told to refuse this request")
-        if self._strike("fail"):
+        if self._strike("fail", prompt):
             raise RowFailed("engine_error", "the fake engine was told to fail this attempt")
 
-    def _strike(self, kind: str) -> bool:
-        return any(self._struck_by(index, fault) for index, fault in enumerate(self._faults) if fault.kind == kind)
+    def _strike(self, kind: str, prompt: tuple[int, ...] = ()) -> bool:
+        return any(
+            self._struck_by(index, fault, prompt) for index, fault in enumerate(self._faults) if fault.kind == kind
+        )
 
-    def _struck_by(self, index: int, fault: FakeFault) -> bool:
+    def _struck_by(self, index: int, fault: FakeFault, prompt: tuple[int, ...]) -> bool:
+        if fault.prompt_ids and not _stand_in(prompt, tuple(fault.prompt_ids)):
+            return False
         if self._requests <= fault.after_requests and not fault.kind.endswith("_at_start"):
             return False
         self._chances[index] = self._chances.get(index, 0) + 1
@@ -274,8 +283,7 @@ class FakeEngine:
 
     def _scripted(self, prompt: tuple[int, ...]) -> tuple[int, ...] | None:
         for answer in self._spec.answers:
-            wanted = tuple(answer.prompt_ids)
-            if any(prompt[start : start + len(wanted)] == wanted for start in range(len(prompt) - len(wanted) + 1)):
+            if _stand_in(prompt, tuple(answer.prompt_ids)):
                 return tuple(answer.ids)
         return None
 
@@ -329,6 +337,10 @@ class FakeEngine:
             waiting=self._counters.waiting + waiting,
             kv_usage=min(1.0, (self._counters.running + running) / self._spec.slots),
         )
+
+
+def _stand_in(prompt: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    return any(prompt[start : start + len(wanted)] == wanted for start in range(len(prompt) - len(wanted) + 1))
 
 
 def _part(whole: Acceptance, done: int, steps: int) -> Acceptance:

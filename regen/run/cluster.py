@@ -24,7 +24,7 @@ from ray.job_submission import JobSubmissionClient
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from regen.errors import EngineDied, RegenError, UserError
-from regen.records import CoordinatorStatus, ExchangeReply, ExchangeRequest, Left, WorkerId
+from regen.records import CoordinatorStatus, Death, ExchangeReply, ExchangeRequest, Left, Toll, WorkerId
 from regen.run import leash
 from regen.run.coordinator import Coordinator
 from regen.run.replica import build_worker
@@ -84,8 +84,9 @@ class RayCoordinator:
         assignment: Assignment | None = await _answered(self.actor.assignment.remote(slot))
         return assignment
 
-    async def worker_gone(self, worker: WorkerId) -> None:
-        await _answered(self.actor.worker_gone.remote(worker))
+    async def worker_gone(self, worker: WorkerId, death: Death | None = None) -> Toll:
+        toll: Toll = await _answered(self.actor.worker_gone.remote(worker, death))
+        return toll
 
     async def slot_lost(self, slot: int) -> None:
         await _answered(self.actor.slot_lost.remote(slot))
@@ -236,8 +237,8 @@ class CoordinatorActor:
     async def assignment(self, slot: int) -> Assignment | None:
         return await self._coordinator.assignment(slot)
 
-    async def worker_gone(self, worker: WorkerId) -> None:
-        await self._coordinator.worker_gone(worker)
+    async def worker_gone(self, worker: WorkerId, death: Death | None = None) -> Toll:
+        return await self._coordinator.worker_gone(worker, death)
 
     async def slot_lost(self, slot: int) -> None:
         await self._coordinator.slot_lost(slot)

@@ -33,6 +33,7 @@ from regen.protocols import Plan, Storage
 from regen.records import (
     Command,
     CoordinatorStatus,
+    Death,
     EngineCounters,
     ExchangeReply,
     ExchangeRequest,
@@ -44,16 +45,19 @@ from regen.records import (
     ReplicaStats,
     SpeculationStatus,
     Status,
+    Toll,
     Totals,
     WorkerId,
 )
 from regen.run.failed_rows import failed_row
 from regen.run.limits import too_many_failed
 from regen.run.publisher import Patience, Publisher, ordinals
+from regen.run.restarts import PROVEN_FILLS
 from regen.run.schedule import Exhausted, Grant, Report, Schedule
 from regen.run.setup import Assignment, Purpose, RunSetup
 from regen.run.speculation import SpeculationControl
-from regen.store.control import Claim, Record, Released, ReleaseReason
+from regen.run.suspects import Suspects
+from regen.store.control import Claim, Record, Released, ReleaseReason, RowAttempts, SuspectRows
 from regen.store.holder import Holder, HolderState, write_holder
 from regen.store.journal import Journal
 from regen.store.machine import machine_identity, process_exists
@@ -176,16 +180,23 @@ class Coordinator:
         self._ensure_working()
         self._begin_drain(time.monotonic() + seconds)
 
-    async def worker_gone(self, worker: WorkerId) -> None:
-        """The driver saw this incarnation end."""
+    async def worker_gone(self, worker: WorkerId, death: Death | None = None) -> Toll:
+        """The driver saw this incarnation end; `death`: in a way that its rows may have brought about.
+
+        A coordinator that is still replaying knows of no rows: then the death is only one more.
+        """
         self._replicas[worker.slot] = _gone(self._replicas[worker.slot])
-        if self._run is not None:
-            self._run.schedule.worker_gone(worker)
-            self._run.speculation.worker_gone(worker)
+        if (run := self._run) is None:
+            return Toll()
+        farewell = run.schedule.worker_gone(worker, death if self._drain_until is None else None)
+        self._exhausted.extend((exhausted, worker) for exhausted in farewell.exhausted)
+        run.speculation.worker_gone(worker)
+        return farewell.toll
 
     async def slot_lost(self, slot: int) -> None:
         """The driver starts no more engines in this slot."""
         if self._run is not None:
+            self._run.schedule.slot_lost(slot)
             self._run.speculation.slot_lost(slot)
 
     async def close(self) -> None:
@@ -234,13 +245,7 @@ class Coordinator:
         await self._patience(lambda: take(self._claim()))
         await self._patience(storage.sweep)
         reopened = await asyncio.to_thread(journal.reopened)
-        schedule = Schedule(
-            journal.done - reopened.pending,
-            self._spec.limits.attempts,
-            expected_slots=range(self._spec.engine.replicas) if is_restart else (),
-            adopt_until=time.monotonic() + ADOPTION_SECONDS,
-            only=self._setup.pilot_rows if self._setup.purpose is Purpose.PILOT else None,
-        )
+        schedule = self._schedule(journal, reopened, is_restart)
         publisher = Publisher(journal, schedule, self._spec.checkpoint, self._patience, self._setup.session)
         if unwritten := self._unwritten(replayed):
             await publisher.write(unwritten)
@@ -249,6 +254,24 @@ class Coordinator:
         return _OpenRun(
             plan, by_source, journal, schedule, publisher, speculation, journal.totals, is_restart, reopened
         )
+
+    def _schedule(self, journal: Journal, reopened: Reopened, is_restart: bool) -> Schedule:
+        """A schedule that knows what earlier coordinators knew of rows that are not done."""
+        engine, records = self._spec.engine, journal.records
+        schedule = Schedule(
+            journal.done - reopened.pending,
+            self._spec.limits.attempts,
+            expected_slots=range(engine.replicas) if is_restart else (),
+            adopt_until=time.monotonic() + ADOPTION_SECONDS,
+            only=self._setup.pilot_rows if self._setup.purpose is Purpose.PILOT else None,
+            failures=_failures(records, reopened),
+            suspects=Suspects(frozenset(range(engine.replicas)), has_worked=journal.totals.generations > 0),
+            proven_rows=PROVEN_FILLS * engine.slots,
+        )
+        for record in records:
+            if isinstance(record, SuspectRows):
+                schedule.restore_suspects(record, self._setup.session)
+        return schedule
 
     def _refuse_newcomer(self, replayed: Replayed, is_restart: bool) -> None:
         """Somebody may have begun this run after our start had looked for a holder: it is theirs then."""
@@ -274,6 +297,7 @@ class Coordinator:
         self._look_for_failures(run, now)
         self._phase = self._working_phase(run, now)
         await self._write_down_exhausted(run)
+        self._note_trouble(run)
         await run.publisher.turn(now, at_once=self._drain_until is not None or self._is_awaited(run))
         self._keep_beat(now)
         return self._has_ended(run, now)
@@ -463,6 +487,16 @@ class Coordinator:
             run.publisher.add(rows.to_table([failed_row(planned, exhausted, worker, self._setup, round_)]))
             self._exhausted.pop(0)
 
+    def _note_trouble(self, run: _OpenRun) -> None:
+        """What must be known of unfinished rows after this process: suspects at once, failed attempts with the next
+        publication.
+        """
+        if (suspects := run.schedule.changed_suspects(self._setup.session)) is not None:
+            run.publisher.note([suspects])
+        if failures := run.schedule.changed_failures():
+            counts = tuple((row, run.reopened.round_of(row), count) for row, count in sorted(failures.items()))
+            run.publisher.attach([RowAttempts(counts)])
+
     async def _planned(self, run: _OpenRun, wanted: Sequence[int]) -> list[PlannedRow]:
         try:
             return await asyncio.to_thread(run.plan.rows, wanted)
@@ -479,6 +513,7 @@ class Coordinator:
             phase=self._phase,
             planned=run.plan.count if run else 0,
             left=run.schedule.plan_left if run else 0,
+            suspects=run.schedule.suspects if run else 0,
             totals=run.totals if run else Totals(),
             in_flight=run.schedule.in_flight if run else 0,
             uncommitted_rows=run.publisher.uncommitted_rows if run else 0,
@@ -567,6 +602,17 @@ def _report(request: ExchangeRequest, table: pa.Table | None) -> Report:
         failed=request.failed,
         free_slots=request.free_slots,
     )
+
+
+def _failures(records: Sequence[Record], reopened: Reopened) -> dict[int, int]:
+    """How often rows were tried in the round that they are in."""
+    return {
+        ordinal: attempts
+        for record in records
+        if isinstance(record, RowAttempts)
+        for ordinal, round_, attempts in record.attempts
+        if round_ == reopened.round_of(ordinal)
+    }
 
 
 def _unheard(slots: int) -> ReplicaStats:

@@ -10,12 +10,13 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Protocol
 
-from regen.errors import RegenError, UserError
-from regen.records import CoordinatorStatus, Left, Phase, WorkerId
+from regen.errors import EngineStalled, EngineStartFailed, RegenError, UserError
+from regen.records import CoordinatorStatus, Death, Left, Phase, Toll, WorkerId
+from regen.run.restarts import Restarts
 from regen.run.setup import Assignment, RunSetup, WorkerSetup
 
 POLL_SECONDS = 1.0
@@ -40,7 +41,7 @@ class CoordinatorHandle(Protocol):
 
     async def assignment(self, slot: int) -> Assignment | None: ...
 
-    async def worker_gone(self, worker: WorkerId) -> None: ...
+    async def worker_gone(self, worker: WorkerId, death: Death | None = None) -> Toll: ...
 
     async def slot_lost(self, slot: int) -> None: ...
 
@@ -73,6 +74,15 @@ Watcher = Callable[[CoordinatorStatus], None]
 EventLog = Callable[[str], None]
 
 
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How one incarnation ended. `error` None: it left by itself."""
+
+    left: Left
+    error: Exception | None
+    toll: Toll
+
+
 class Driver:
     """One session of a run, from claim to end."""
 
@@ -85,6 +95,8 @@ class Driver:
         self._workers: dict[int, WorkerHandle] = {}
         self._drain_until: float | None = None
         self._incarnation = ""
+        self._lost: set[int] = set()
+        self._lost_told_to = ""
         self._wake = asyncio.Event()
 
     def drain(self, seconds: float) -> None:
@@ -139,6 +151,7 @@ class Driver:
             self._obey_hours(started_at)
             await self._pass_on_drain(coordinator, status)
             await self._replace_hung(status)
+            await self._pass_on_losses(coordinator, status)
             if replicas and all(replica.done() for replica in replicas):
                 without_replicas_since = without_replicas_since or time.monotonic()
                 await self._end_without_replicas(coordinator, replicas, without_replicas_since)
@@ -149,34 +162,49 @@ class Driver:
 
     async def _keep_replica(self, coordinator: CoordinatorHandle, slot: int) -> None:
         """One slot: an engine after another until one is told to stop. Raises when its restarts are used up."""
-        left, trials_left = self._pattern.run.spec.engine.restarts, TRIAL_RESTARTS
+        restarts, trials_left = Restarts(self._pattern.run.spec.engine.restarts), TRIAL_RESTARTS
         for incarnation in count():
             assignment = await self._assignment(coordinator, slot)
             if assignment is None:
                 return
             setup = replace(self._pattern, worker=WorkerId(slot, incarnation), assignment=assignment)
-            worker, lost = await self._cluster.start_worker(setup), False
-            self._workers[slot] = worker
-            try:
-                if await worker.run() is Left.STOPPED:
+            end = await self._one_engine(coordinator, setup)
+            if end.error is None:
+                if end.left is Left.STOPPED:
                     return
-            except Exception as error:  # whatever it is, it is this replica's end, and must be heard of
-                is_final = self._drain_until is not None or isinstance(error, UserError)
-                if assignment.is_trial and trials_left and not is_final:
-                    trials_left -= 1
-                    self._say(f"replica {slot}, tried with {assignment.arm}: {type(error).__name__}: {error}")
-                    continue
-                left = 0 if is_final else left
-                self._say(f"replica {slot} is gone: {type(error).__name__}: {error}; restarts left: {left}")
-                if not left:
-                    lost = True
-                    raise
-                left -= 1
-            finally:
-                await worker.kill()
-                await coordinator.worker_gone(setup.worker)
-                if lost:
-                    await coordinator.slot_lost(slot)
+                continue
+            is_final = self._drain_until is not None or isinstance(end.error, UserError)
+            if assignment.is_trial and trials_left and not is_final:
+                trials_left -= 0 if end.toll.narrows else 1
+                self._say(f"replica {slot}, tried with {assignment.arm}: {_told(end.error)}{_told_toll(end.toll)}")
+                continue
+            may_go_on = not is_final and restarts.died(end.toll)
+            left = f"restarts left: {restarts.left}" if may_go_on else "it gets no other engine"
+            self._say(f"replica {slot} is gone: {_told(end.error)}{_told_toll(end.toll)}; {left}")
+            if not may_go_on:
+                self._lost.add(slot)
+                await coordinator.slot_lost(slot)
+                raise end.error
+
+    async def _one_engine(self, coordinator: CoordinatorHandle, setup: WorkerSetup) -> _End:
+        """From its start to its end, whatever that is; the coordinator has heard of it then."""
+        worker = await self._cluster.start_worker(setup)
+        self._workers[setup.worker.slot] = worker
+        left, error = Left.STOPPED, None
+        try:
+            left = await worker.run()
+        except Exception as caught:  # whatever it is, it is this replica's end, and must be heard of
+            error = caught
+        finally:
+            await worker.kill()
+            toll = await coordinator.worker_gone(setup.worker, self._death(error))
+        return _End(left, error, toll)
+
+    def _death(self, error: Exception | None) -> Death | None:
+        """How the engine died, if its rows may have brought that about: not in a drain, nor when it never started."""
+        if error is None or self._drain_until is not None or isinstance(error, UserError | EngineStartFailed):
+            return None
+        return Death(isinstance(error, EngineStalled), _told(error))
 
     async def _assignment(self, coordinator: CoordinatorHandle, slot: int) -> Assignment | None:
         """What the slot's next engine is started with, asked of a coordinator that may be replaying; None: none is."""
@@ -215,6 +243,13 @@ class Driver:
             if (worker := self._workers.pop(slot, None)) is not None:
                 self._say(f"replica {slot} says nothing any more, and is killed")
                 await worker.kill()
+
+    async def _pass_on_losses(self, coordinator: CoordinatorHandle, status: CoordinatorStatus) -> None:
+        """A restarted coordinator has forgotten which slots get no engine any more."""
+        if status.phase is not Phase.REPLAYING and status.incarnation != self._lost_told_to:
+            self._lost_told_to = status.incarnation
+            for slot in sorted(self._lost):
+                await coordinator.slot_lost(slot)
 
     async def _end_without_replicas(
         self, coordinator: CoordinatorHandle, replicas: list[asyncio.Task[None]], since: float
@@ -261,6 +296,16 @@ class _RestartCount:
                 f"the coordinator died {self._restarts} times without publishing anything in between;"
                 " its log in the Ray session's folder says why. Nothing committed is lost."
             )
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _told_toll(toll: Toll) -> str:
+    """What a death has meant for rows, for the event log."""
+    condemned = f"; {toll.condemned} row found that kills engines" if toll.condemned else ""
+    return condemned + (f"; rows under suspicion: {toll.suspects}" if toll.suspects else "")
 
 
 def _raise_if_failed(status: CoordinatorStatus) -> None:

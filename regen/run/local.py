@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from regen.errors import EngineDied
-from regen.records import CoordinatorStatus, ExchangeReply, ExchangeRequest, Left, ReplicaStats, WorkerId
+from regen.records import CoordinatorStatus, Death, ExchangeReply, ExchangeRequest, Left, ReplicaStats, Toll, WorkerId
 from regen.run.coordinator import Coordinator
 from regen.run.replica import build_worker
 from regen.run.setup import Assignment, RunSetup, WorkerSetup
@@ -55,8 +55,8 @@ class LocalCoordinator:
     async def assignment(self, slot: int) -> Assignment | None:
         return await self._living.assignment(slot)
 
-    async def worker_gone(self, worker: WorkerId) -> None:
-        await self._living.worker_gone(worker)
+    async def worker_gone(self, worker: WorkerId, death: Death | None = None) -> Toll:
+        return await self._living.worker_gone(worker, death)
 
     async def slot_lost(self, slot: int) -> None:
         await self._living.slot_lost(slot)

@@ -106,6 +106,7 @@ class Publisher:
         self._buffer = _Buffer()
         self._publishing = _Buffer()
         self._records: list[Record] = []
+        self._attached: list[Record] = []
         self._publication: asyncio.Task[None] | None = None
         self._looked_at = time.monotonic()
         self.published_at = time.monotonic()
@@ -135,6 +136,10 @@ class Publisher:
         """Control records that go with the next publication, which they make due."""
         self._records.extend(records)
 
+    def attach(self, records: Sequence[Record]) -> None:
+        """Control records that go with the next publication, whenever it is due."""
+        self._attached.extend(records)
+
     async def turn(self, now: float, at_once: bool) -> None:
         """Take in a publication that has ended, begin one that is due. `at_once`: whatever is there."""
         if self._publication is not None and self._publication.done():
@@ -145,7 +150,8 @@ class Publisher:
 
     async def write(self, records: Sequence[Record]) -> None:
         """Publish control records in a file without rows, when nothing else is being published."""
-        await self._commit(rows.SCHEMA.empty_table(), records)
+        attached, self._attached = self._attached, []
+        await self._commit(rows.SCHEMA.empty_table(), [*attached, *records])
 
     async def cancel(self) -> None:
         """Stop a publication where it is."""
@@ -165,6 +171,8 @@ class Publisher:
     async def _publish(self) -> None:
         self._publishing, self._buffer = self._buffer, _Buffer()
         records, self._records = self._records, []
+        if records or self._publishing.rows:
+            records, self._attached = [*records, *self._attached], []
         if ended := self._publishing.ended:
             records = [*records, RetriesEnded(self._session, tuple(ended))]
         if self._publishing.rows or records:

@@ -6,24 +6,29 @@ Invariants:
 - A row is settled when it is committed. Until then its worker holds the finished row and can be asked to send it again.
 - The first result of a row wins; a second one is told to go.
 - A newer incarnation of a slot ends the older one for good; within one, an older `seq` changes nothing.
+- Rows that an engine died with cost no attempt, and are leased apart until it is known which of them kill engines
+  (run/suspects.py).
 
-Memory: two bitmaps over the plan and entries for rows in flight only.
+Memory: two bitmaps over the plan and entries for rows in flight, and for rows that have failed, only.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from regen.ordinals import OrdinalSet
-from regen.records import FailedAttempt, WorkerId
+from regen.records import Death, FailedAttempt, Toll, WorkerId
+from regen.run.suspects import Condemned, Ruling, Suspects
+from regen.store.control import SuspectGroup, SuspectRows
 
 # A worker says something every second or so. This long without a word, its rows go to others: the process may hang on a
 # live node, which nothing else would tell. It may still come back; then the first result wins.
 SILENT_SECONDS = 30.0
 # And this long without a word, its process is hung and must be replaced.
 HUNG_SECONDS = 120.0
+KILLS_ENGINE, STALLED = "kills_engine", "stalled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +74,25 @@ class Orders:
     exhausted: tuple[Exhausted, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """What follows from the end of an incarnation: what it has meant, and rows that are found to kill engines."""
+
+    toll: Toll
+    exhausted: tuple[Exhausted, ...] = ()
+
+
 @dataclass(slots=True)
 class _View:
-    """What is known of one slot."""
+    """What is known of one slot. `running` is what was in work when it was last heard, in the order it was leased."""
 
     incarnation: int
     seq: int
     seen_at: float
     held: set[int] = field(default_factory=set)
+    running: list[int] = field(default_factory=list)
+    finished: int = 0
+    toll: Toll = field(default_factory=Toll)
     is_gone: bool = False
 
 
@@ -90,11 +106,15 @@ class Schedule:
         expected_slots: Iterable[int] = (),
         adopt_until: float = 0.0,
         only: Collection[int] | None = None,
+        failures: Mapping[int, int] | None = None,
+        suspects: Suspects | None = None,
+        proven_rows: int = 0,
     ) -> None:
         """`done` are committed rows (copied). Nothing is leased until every expected slot was heard, or `adopt_until`.
 
         The expected slots are those that may hold rows from before: none on a fresh start. `only` these rows are for
-        this session, in their order; None: all that are not done.
+        this session, in their order; None: all that are not done. `failures` are attempts that have failed before, by
+        row. An engine that has finished `proven_rows` is a good one.
         """
         self._committed = OrdinalSet.from_text(done.size, done.to_text())
         self._taken = OrdinalSet.from_text(done.size, done.to_text())  # committed, leased, received or queued again
@@ -102,7 +122,10 @@ class Schedule:
         self._unheard = set(expected_slots)
         self._adopt_until = adopt_until
         self._received: set[int] = set()
-        self._failures: dict[int, int] = {}
+        self._failures = {row: count for row, count in (failures or {}).items() if row not in done}
+        self._written_failures = dict(failures or {})
+        self._suspects = Suspects(frozenset()) if suspects is None else suspects
+        self._proven_rows = proven_rows
         self._queue: deque[int] = deque()
         self._cursor = 0
         self._only_left: set[int] | None = None
@@ -140,6 +163,11 @@ class Schedule:
         """Rows received and not committed yet."""
         return len(self._received)
 
+    @property
+    def suspects(self) -> int:
+        """Rows that are leased apart."""
+        return len(self._suspects)
+
     def is_adopting(self, now: float) -> bool:
         """Still hearing what the workers hold from before."""
         return bool(self._unheard) and now < self._adopt_until
@@ -164,9 +192,11 @@ class Schedule:
         is_repeated = report.seq == view.seq
         view.seq, view.seen_at = report.seq, now
         self._unheard.discard(report.worker.slot)
-        accepted = self._receive(report)
+        accepted = self._receive(report, view)
         self._update_held(report, view)
-        exhausted = () if is_repeated else tuple(filter(None, map(self._fail, report.failed)))
+        slot = report.worker.slot
+        exhausted = () if is_repeated else tuple(filter(None, (self._fail(slot, one) for one in report.failed)))
+        self._requeue(self._suspects.listed(slot, set(view.running)))
         return Orders(
             accepted=accepted,
             settled=self._settled(report),
@@ -184,42 +214,97 @@ class Schedule:
                 self._only_left.discard(ordinal)
             self._received.discard(ordinal)
             self._failures.pop(ordinal, None)
+            self._suspects.clear(ordinal)
             self._release(ordinal)
 
-    def worker_gone(self, worker: WorkerId) -> None:
-        """This incarnation is dead: what it held and had not sent goes back to the queue at once."""
-        view = self._views.get(worker.slot)
-        if view is not None and view.incarnation == worker.incarnation:
-            self._let_go(worker.slot, set(view.held))
-            view.is_gone = True
+    def worker_gone(self, worker: WorkerId, death: Death | None = None) -> Farewell:
+        """This incarnation has ended: what it held and had not sent goes back at once. `death`: perhaps of its rows.
+
+        Told again, the answer is the same and nothing happens.
+        """
         self._unheard.discard(worker.slot)
+        view = self._views.get(worker.slot)
+        if view is None or view.incarnation != worker.incarnation:
+            return Farewell(Toll())
+        if view.is_gone:
+            return Farewell(view.toll)
+        view.is_gone = True
+        rows = [ordinal for ordinal in view.running if self._is_wanted(ordinal)]
+        ruling = Ruling()
+        if death is not None and rows:
+            ruling = self._suspects.died(worker.slot, rows, death, self._unblamed)
+        else:
+            self._requeue(self._suspects.left(worker.slot))
+        exhausted = tuple(map(self._condemn, ruling.condemned))
+        self._let_go(worker.slot, set(view.held))
+        view.toll = Toll(ruling.narrows, self._is_proven(view), len(self._suspects), len(exhausted))
+        return Farewell(view.toll, exhausted)
+
+    def slot_lost(self, slot: int) -> None:
+        """No engine will be started in this slot any more."""
+        self._suspects.lost(slot)
 
     def take_back(self, worker: WorkerId, ordinals: Collection[int]) -> None:
         """These grants never left the coordinator."""
+        view = self._views[worker.slot]
+        view.running = [ordinal for ordinal in view.running if ordinal not in ordinals]
         self._let_go(worker.slot, ordinals)
 
     def tick(self, now: float) -> tuple[int, ...]:
         """Take rows from slots that were silent too long; which slots those are."""
         silent = tuple(slot for slot, view in self._views.items() if view.held and now - view.seen_at > SILENT_SECONDS)
         for slot in silent:
-            self._let_go(slot, set(self._views[slot].held))
+            view = self._views[slot]
+            self._suspects.fell_silent(slot, [ordinal for ordinal in view.running if self._is_wanted(ordinal)])
+            self._let_go(slot, set(view.held))
         return silent
+
+    # --- what the journal must know ----------------------------------------------------------------
+
+    def restore_suspects(self, record: SuspectRows, session: str) -> None:
+        """Go on telling suspects apart where `record` was taken. Before any report."""
+        groups = (
+            SuspectGroup(tuple(row for row in group.rows if self._is_wanted(row)), group.slots, group.home)
+            for group in record.groups
+        )
+        kills = tuple(kill for kill in record.kills if self._is_wanted(kill.ordinal))
+        known = SuspectRows(record.session, tuple(group for group in groups if group.rows), kills, record.distrusted)
+        self._suspects.restore(known, session, lambda row: self._only_left is None or row in self._only_left)
+        for ordinal in (*(row for group in known.groups for row in group.rows), *(kill.ordinal for kill in kills)):
+            self._taken.add(ordinal)
+
+    def changed_suspects(self, session: str) -> SuspectRows | None:
+        """All suspects, if a death has changed them since this was last asked."""
+        return self._suspects.record(session) if self._suspects.is_changed else None
+
+    def changed_failures(self) -> dict[int, int]:
+        """Rows whose failed attempts have changed since this was last asked; 0 for those that are done."""
+        changed = {row: count for row, count in self._failures.items() if self._written_failures.get(row) != count}
+        changed |= dict.fromkeys(self._written_failures.keys() - self._failures.keys(), 0)
+        self._written_failures = dict(self._failures)
+        return changed
 
     # --- steps of a report -----------------------------------------------------------------------
 
     def _new_incarnation(self, worker: WorkerId, now: float) -> _View:
         before = self._views.get(worker.slot)
         if before is not None:
+            if not before.is_gone:
+                self._requeue(self._suspects.left(worker.slot))
             self._let_go(worker.slot, set(before.held))
         view = _View(worker.incarnation, -1, now)
         self._views[worker.slot] = view
         return view
 
-    def _receive(self, report: Report) -> frozenset[int]:
+    def _receive(self, report: Report, view: _View) -> frozenset[int]:
         accepted = frozenset(ordinal for ordinal in report.finished if self._is_wanted(ordinal))
         for ordinal in accepted:
             self._received.add(ordinal)
             self._taken.add(ordinal)
+            view.finished += 1
+            self._requeue(self._suspects.finished(report.worker.slot, ordinal))
+        if accepted and self._is_proven(view):
+            self._suspects.trust(report.worker.slot)
         return accepted
 
     def _update_held(self, report: Report, view: _View) -> None:
@@ -234,21 +319,34 @@ class Schedule:
             self._holders.setdefault(ordinal, set()).add(report.worker.slot)
             self._taken.add(ordinal)
         view.held = listed
+        view.running = [ordinal for ordinal in report.running if ordinal in listed]
         for ordinal in report.finished:
             self._release(ordinal)
 
-    def _fail(self, attempt: FailedAttempt) -> Exhausted | None:
+    def _fail(self, slot: int, attempt: FailedAttempt) -> Exhausted | None:
         if not self._is_wanted(attempt.ordinal):
             return None
         self._taken.add(attempt.ordinal)  # a restarted coordinator may hear of this row here first
         failures = self._failures.get(attempt.ordinal, 0) + 1
         self._failures[attempt.ordinal] = failures
         if failures < self._attempts_allowed:
-            self._requeue(attempt.ordinal)
+            self._suspects.failed(slot, attempt.ordinal)
+            self._requeue((attempt.ordinal,))
             return None
+        self._suspects.clear(attempt.ordinal)
         self._received.add(attempt.ordinal)
         self._release(attempt.ordinal)
         return Exhausted(attempt.ordinal, failures, attempt.reason, attempt.detail)
+
+    def _condemn(self, condemned: Condemned) -> Exhausted:
+        kills = condemned.kills
+        self._received.add(condemned.ordinal)
+        self._release(condemned.ordinal)
+        reason = STALLED if all(kill.is_stall for kill in kills) else KILLS_ENGINE
+        told = "; ".join(f"replica {kill.slot}: {kill.told}" for kill in kills)
+        return Exhausted(
+            condemned.ordinal, len(kills), reason, f"{len(kills)} engines died with this row alone: {told}"
+        )
 
     def _settled(self, report: Report) -> tuple[int, ...]:
         """What the worker need not hold: committed rows, and running rows that somebody else has finished."""
@@ -260,18 +358,43 @@ class Schedule:
         if self.is_adopting(now):
             return ()
         self._unheard.clear()
-        grants: list[Grant] = []
-        while len(grants) < report.free_slots and (ordinal := self._next()) is not None:
-            view.held.add(ordinal)
-            self._holders.setdefault(ordinal, set()).add(report.worker.slot)
-            grants.append(Grant(ordinal, self._failures.get(ordinal, 0) + 1))
-        return tuple(grants)
+        if not report.free_slots:
+            return ()
+        return tuple(
+            Grant(ordinal, self._failures.get(ordinal, 0) + 1)
+            for ordinal in self._leased(report.worker.slot, report.free_slots, view, is_empty=not view.running)
+        )
+
+    def _leased(self, slot: int, room: int, view: _View, is_empty: bool) -> Iterator[int]:
+        """Suspects that this slot is to run apart, else ordinary rows."""
+        apart = self._suspects.for_slot(slot, room, is_empty, self._unblamed)
+        if apart is None:
+            leased = 0
+            while leased < room and (ordinal := self._next()) is not None:
+                self._hold(ordinal, slot, view)
+                leased += 1
+                yield ordinal
+            if leased or not is_empty:
+                return
+            apart = self._suspects.for_idle(slot, room, self._unblamed, is_alone=not self._holders)
+        for ordinal in apart:
+            if self._is_wanted(ordinal) and ordinal not in self._holders:
+                self._hold(ordinal, slot, view)
+                yield ordinal
+
+    @property
+    def _unblamed(self) -> int:
+        """Rows that this session is still to make, but for those that have killed engines alone."""
+        return self.left - len(self._received) - self._suspects.blamed
+
+    def _is_proven(self, view: _View) -> bool:
+        return view.finished >= self._proven_rows > 0
 
     def _next(self) -> int | None:
         """Rows that came back first, then the plan in order."""
         while self._queue:
             ordinal = self._queue.popleft()
-            if self._is_wanted(ordinal) and ordinal not in self._holders:
+            if self._is_wanted(ordinal) and ordinal not in self._holders and ordinal not in self._suspects:
                 return ordinal
         self._cursor = self._taken.first_absent(self._cursor)
         if self._cursor == self._taken.size:
@@ -288,8 +411,12 @@ class Schedule:
         """This slot does not hold them any more; rows that nobody else holds or has sent are queued again."""
         for ordinal in sorted(ordinals):
             self._unhold(ordinal, slot)
-            if self._is_wanted(ordinal) and ordinal not in self._holders:
-                self._queue.append(ordinal)
+            self._requeue((ordinal,))
+
+    def _hold(self, ordinal: int, slot: int, view: _View) -> None:
+        view.held.add(ordinal)
+        view.running.append(ordinal)
+        self._holders.setdefault(ordinal, set()).add(slot)
 
     def _unhold(self, ordinal: int, slot: int) -> None:
         self._views[slot].held.discard(ordinal)
@@ -303,6 +430,8 @@ class Schedule:
         for slot in self._holders.pop(ordinal, set()):
             self._views[slot].held.discard(ordinal)
 
-    def _requeue(self, ordinal: int) -> None:
-        if ordinal not in self._holders:
-            self._queue.append(ordinal)
+    def _requeue(self, ordinals: Iterable[int]) -> None:
+        """Suspects do not stand in the queue: they are leased apart."""
+        for ordinal in ordinals:
+            if self._is_wanted(ordinal) and ordinal not in self._holders and ordinal not in self._suspects:
+                self._queue.append(ordinal)

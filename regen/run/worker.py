@@ -106,7 +106,8 @@ class Worker:
             if not await self._start_engine() or not await self._warm_up():
                 return Left.STOPPED
             while await self._exchange_once():
-                self._look_for_stalls()
+                if self._error is None:
+                    self._look_for_stalls()
                 if self._error is not None:
                     raise self._error
                 if self._is_replaced and self._holds_nothing():
@@ -327,7 +328,7 @@ class Worker:
     async def _make(self, lease: Lease) -> None:
         ordinal = lease.row.ordinal
         assert self._info is not None
-        regenerator = self._regenerator(self._info)
+        regenerator, is_over = self._regenerator(self._info), True
         try:
             row = await regenerator.regenerate(lease, self._observed(self._info), partial(self._on_tokens, ordinal))
             self._unsent[ordinal] = await asyncio.get_running_loop().run_in_executor(
@@ -342,11 +343,13 @@ class Worker:
         except RowFailed as failure:
             self._failed.append(FailedAttempt(ordinal, failure.reason, failure.detail))
         except EngineDied as error:
-            self._error = error
+            # The row stays listed: of what was in work the engine may have died.
+            self._error, is_over = self._error or error, False
         except Exception as error:  # a defect here must cost this row, visibly, and not the run
             self._failed.append(FailedAttempt(ordinal, "internal_error", f"{type(error).__name__}: {error}"))
         finally:
-            if self._tasks.get(ordinal) is asyncio.current_task():  # else dropped, and perhaps leased anew since
+            is_own = self._tasks.get(ordinal) is asyncio.current_task()  # else dropped, and perhaps leased anew since
+            if is_own and is_over:
                 self._drop(ordinal)
             self._wake_if_low()
 

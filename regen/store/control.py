@@ -69,10 +69,49 @@ class DriftAccepted:
 @with_config(_STRICT)
 @dataclass(frozen=True, slots=True)
 class RowAttempts:
-    """How often rows that are not done yet were tried so far, by ordinal. A later record replaces single entries."""
+    """How often rows that are not done yet were tried so far: (ordinal, round, attempts).
 
-    attempts: Mapping[int, int]
+    A later record replaces single entries; 0 attempts: the row is done. In another round a row begins anew.
+    """
+
+    attempts: tuple[tuple[int, int, int], ...]
     kind: Literal["row_attempts"] = "row_attempts"
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True)
+class SuspectGroup:
+    """Rows that run together and with nobody else; `slots` are where engines died with them, `home` is to run them."""
+
+    rows: tuple[int, ...]
+    slots: tuple[int, ...]
+    home: int | None
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True)
+class SoloKill:
+    """An engine died while it had this row alone. `told` for people."""
+
+    ordinal: int
+    slot: int
+    is_stall: bool
+    told: str
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True)
+class SuspectRows:
+    """All rows that are suspected of killing engines (run/suspects.py); it replaces the one before. Done rows are none.
+
+    Deaths on `distrusted` slots of this session blame no row.
+    """
+
+    session: str
+    groups: tuple[SuspectGroup, ...]
+    kills: tuple[SoloKill, ...]
+    distrusted: tuple[int, ...]
+    kind: Literal["suspect_rows"] = "suspect_rows"
 
 
 @with_config(_STRICT)
@@ -230,6 +269,7 @@ Record = (
     | Released
     | DriftAccepted
     | RowAttempts
+    | SuspectRows
     | RowsReopened
     | RetriesEnded
     | PlanExtended
@@ -247,7 +287,7 @@ class Standing:
     """What all records up to some file amount to.
 
     `released` is set only if the session of `claim` has let go. `records` are all other records that still matter, in
-    order, with `RowAttempts` merged into one.
+    order, with `RowAttempts` merged into one, and the last `SuspectRows` only.
     """
 
     claim: Claim | None = None
@@ -270,6 +310,10 @@ class Standing:
                 return replace(self, released=record) if is_holder else self
             case RowAttempts():
                 return replace(self, records=_with_attempts(self.records, record))
+            case SuspectRows():
+                others = tuple(one for one in self.records if not isinstance(one, SuspectRows))
+                is_over = not (record.groups or record.kills or record.distrusted)
+                return replace(self, records=others if is_over else (*others, record))
             case _:
                 return replace(self, records=(*self.records, record))
 
@@ -318,9 +362,10 @@ def from_json(values: object, where: str) -> Record:
 
 
 def _with_attempts(records: tuple[Record, ...], new: RowAttempts) -> tuple[Record, ...]:
-    merged: dict[int, int] = {}
-    for record in records:
+    merged: dict[int, tuple[int, int]] = {}
+    for record in (*records, new):
         if isinstance(record, RowAttempts):
-            merged.update(record.attempts)
-    merged.update(new.attempts)
-    return (*(record for record in records if not isinstance(record, RowAttempts)), RowAttempts(merged))
+            merged.update({ordinal: (round_, attempts) for ordinal, round_, attempts in record.attempts})
+    kept = tuple((ordinal, round_, attempts) for ordinal, (round_, attempts) in sorted(merged.items()) if attempts)
+    others = tuple(record for record in records if not isinstance(record, RowAttempts))
+    return (*others, RowAttempts(kept)) if kept else others

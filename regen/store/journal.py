@@ -115,6 +115,11 @@ class Journal:
         return self._known().reopened()
 
     @property
+    def records(self) -> tuple[Record, ...]:
+        """Control records that still matter, in order: all but claims and releases."""
+        return self._known().standing.records
+
+    @property
     def next_number(self) -> int:
         """The number of the next commit."""
         return self._known().next_number

@@ -21,7 +21,10 @@ from regen.store.control import (
     Released,
     ReleaseReason,
     RowAttempts,
+    SoloKill,
     Standing,
+    SuspectGroup,
+    SuspectRows,
     from_json,
     to_json,
 )
@@ -339,10 +342,14 @@ def test_a_restarted_coordinator_leaves_when_another_session_has_claimed(storage
 # --- control records -----------------------------------------------------------------------------
 
 DRIFT = DriftAccepted("s2", {"sampling.temperature": ("0.6", "0.8")}, "f" * 32, "e" * 32)
+SUSPECTS = SuspectRows("s1", (SuspectGroup((3, 7), (0, 1), 1),), (SoloKill(9, 0, True, "x"),), (2,))
+LATER_SUSPECTS = SuspectRows("s1", (SuspectGroup((3,), (0,), None),), (), ())
 RELEASED = Released("s1", ReleaseReason.DRAINED, "2026-01-01T00:00:00+00:00")
 
 
-@pytest.mark.parametrize("record", [claim_of("s1", take_over=True), RELEASED, DRIFT, RowAttempts({3: 2, 70: 1})])
+@pytest.mark.parametrize(
+    "record", [claim_of("s1", take_over=True), RELEASED, DRIFT, RowAttempts(((3, 0, 2), (70, 1, 1))), SUSPECTS]
+)
 def test_a_record_comes_back_as_it_was(record: Record) -> None:
     assert from_json(to_json(record), "test") == record
 
@@ -350,15 +357,22 @@ def test_a_record_comes_back_as_it_was(record: Record) -> None:
 @pytest.mark.parametrize("kept_in", ["tail", "snapshot"])
 def test_records_outlive_what_they_were_published_with(storage: FaultyStorage, kept_in: str) -> None:
     journal = opened(storage, snapshot_every=4 if kept_in == "snapshot" else 100)
-    journal.publish(table_of(1), [DRIFT, RowAttempts({3: 1, 4: 1})])
-    journal.publish(table_of(2), [RowAttempts({4: 2})])
+    journal.publish(table_of(1), [DRIFT, RowAttempts(((3, 0, 1), (4, 0, 1), (5, 0, 1))), SUSPECTS])
+    journal.publish(table_of(2), [RowAttempts(((4, 1, 2), (5, 0, 0))), LATER_SUSPECTS])
     for ordinal in range(10, 15):
         journal.publish(table_of(ordinal))
 
     replayed = _replayed(storage)
-    assert replayed.records == (DRIFT, RowAttempts({3: 1, 4: 2}))
+    assert replayed.records == (DRIFT, RowAttempts(((3, 0, 1), (4, 1, 2))), LATER_SUSPECTS)
     assert replayed.newest_claim == claim_of("s1")
     assert replayed.released is None
+
+
+def test_suspects_and_attempts_that_are_over_leave_no_record(storage: FaultyStorage) -> None:
+    journal = opened(storage)
+    journal.publish(table_of(1), [RowAttempts(((3, 0, 1),)), SUSPECTS])
+    journal.publish(table_of(3), [RowAttempts(((3, 0, 0),)), SuspectRows("s1", (), (), ())])
+    assert journal.records == _replayed(storage).records == ()
 
 
 def test_a_release_stands_until_the_next_claim(storage: FaultyStorage) -> None:

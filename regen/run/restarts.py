@@ -1,0 +1,36 @@
+"""How often one slot's engine may be replaced yet: a budget that deaths use up and good work restores. Pure.
+
+- `engine.restarts` deaths, as the spec has it, and none at all when it is 0.
+- A death that told suspects apart (run/suspects.py) uses up none of them, for `FREE_DEATHS` such in a row: one killer
+  among 320 rows (256 slots and what waits for them) takes 11 engines, so that two at once fit, with two to spare.
+- An engine that finished `PROVEN_FILLS` times as many rows as it has slots has proven itself: its death counts as a
+  slot's first. So five deaths over 55 hours of work lose no replica, and between two proofs deaths are bounded.
+"""
+
+from __future__ import annotations
+
+from regen.records import Toll
+
+FREE_DEATHS = 24
+PROVEN_FILLS = 4
+
+
+class Restarts:
+    """Of one slot in one session."""
+
+    def __init__(self, allowed: int) -> None:
+        self._allowed = allowed
+        self.left = allowed
+        self._free_left = FREE_DEATHS
+
+    def died(self, toll: Toll) -> bool:
+        """Whether another engine may be started after this death."""
+        if toll.is_proven:
+            self.left, self._free_left = self._allowed, FREE_DEATHS
+        if toll.narrows and self._free_left and self._allowed:
+            self._free_left -= 1
+            return True
+        if not self.left:
+            return False
+        self.left -= 1
+        return True
