@@ -16,6 +16,8 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 MODEL := .models/smollm2
 PAIRS ?= 4
 ROWS ?= 1000000
+MINUTES ?= 5
+STORE ?= both
 
 SETUP := $(VENV)/.setup-$(ENGINE)
 OTHER_SETUP := $(filter-out $(SETUP),$(wildcard $(VENV)/.setup-*))
@@ -24,7 +26,7 @@ QUIETLY := --quiet --quiet --disable-pip-version-check
 HAS_311 := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 
 .DELETE_ON_ERROR:
-.PHONY: help setup model demo check test test-fast bench bench-calibration bench-memory clean
+.PHONY: help setup model demo check test test-fast chaos bench bench-calibration bench-memory clean
 
 help:
 	@echo "make setup      virtual environment with regen and its engine (ENGINE=gpu for GPUs), once per pyproject.toml"
@@ -33,6 +35,7 @@ help:
 	@echo "make check      format, lint, types, import contracts"
 	@echo "make test       the whole test suite, real engine included"
 	@echo "make test-fast  unit and contract tests without engine and Ray: seconds"
+	@echo "make chaos      runs under random kills for MINUTES=$(MINUTES), STORE=local, s3 or both, SEED=number"
 	@echo "make bench      output tokens per second against offline LLM.chat (PAIRS=$(PAIRS))"
 	@echo "make bench-calibration HEAD=folder PROMPTS=file   what calibration chooses, against each setting by itself"
 	@echo "make bench-memory   what coordinator and worker hold in memory over ROWS=$(ROWS) rows"
@@ -122,6 +125,9 @@ test: $(SETUP) $(MODEL)/model.safetensors
 
 test-fast: $(SETUP)
 	$(BIN)/pytest tests/unit tests/contract -m "not gpu and not engine and not ray"
+
+chaos: $(SETUP)
+	$(BIN)/python -m tests.chaos --minutes $(MINUTES) --store $(STORE) $(if $(SEED),--seed $(SEED))
 
 bench: $(SETUP) $(MODEL)/model.safetensors
 	$(BIN)/python benchmarks/throughput.py --model $(MODEL) --pairs $(PAIRS)

@@ -267,6 +267,14 @@ class FakeEngineSpec(_EngineCommon):
     answer_spread: float = Field(0.5, ge=0, description="Sigma of the lognormal length distribution; 0: all alike.")
     step_seconds: float = Field(0.0, ge=0, description="Time of one decoding step of the whole batch.")
     start_seconds: float = Field(0.0, ge=0, description="Time to load.")
+    device: str | None = Field(
+        None,
+        description="Each engine has a process that holds the lock of the file `device`.SLOT and ignores SIGTERM, as an"
+        " engine's process holds a GPU. Whoever ends that process ends the engine.",
+    )
+    made_log: str | None = Field(
+        None, description="A file to which each generation made adds a line of JSON: time, process, slot, request."
+    )
     acceptance_by_position: list[Share] = Field(
         default_factory=lambda: [0.7, 0.4, 0.2],
         description="With speculation on: share of steps that accept at least so many draft tokens.",

@@ -8,25 +8,40 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 REGEN = (sys.executable, "-m", "regen")
 
 
-def regen(*arguments: str, cwd: Path, timeout_seconds: float = 120) -> subprocess.CompletedProcess[str]:
-    """One command to its end."""
+def regen(
+    *arguments: str, cwd: Path, timeout_seconds: float = 120, more: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """One command to its end, with `more` in its environment."""
     return subprocess.run(
-        [*REGEN, *arguments], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=timeout_seconds
+        [*REGEN, *arguments],
+        cwd=cwd,
+        env={**environment(), **(more or {})},
+        capture_output=True,
+        text=True,
+        timeout=timeout_seconds,
     )
 
 
 @contextmanager
-def started(arguments: Sequence[str], cwd: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that is ended, with everything below it, when the block ends."""
+def started(
+    arguments: Sequence[str], cwd: Path, more: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """A process, with `more` in its environment, that is ended, with everything below it, when the block ends."""
     process = subprocess.Popen(
-        arguments, cwd=cwd, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        arguments,
+        cwd=cwd,
+        env={**environment(), **(more or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     try:
         yield process
@@ -40,7 +55,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": checkout, "COLUMNS": "120"}
 
 
-def end(process: subprocess.Popen[str]) -> None:
+def end(process: subprocess.Popen[Any]) -> None:
     """kill -9 to the process and all its descendants."""
     below = descendants(process.pid)
     if process.poll() is None:

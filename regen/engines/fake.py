@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import math
+import os
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from regen.engines.fake_child import FakeChild
 from regen.engines.fake_time import Drafting, StepLoop, accepted_of
 from regen.errors import EngineDied, EngineStartFailed, RowFailed, RowRefused
 from regen.records import (
@@ -31,6 +36,7 @@ from regen.records import (
 from regen.spec import FakeEngineSpec, FakeFault, SpeculationSpec
 
 PROGRESS_TOKENS = 64
+CHILD_POLL_SECONDS = 0.2
 # How the fake model rates a token that is not its greedy one, in nats.
 UNLIKELY = -10.0
 
@@ -54,6 +60,9 @@ class FakeEngine:
         self._requests = 0
         self._counters = EngineCounters(acceptance=None if self._acceptance_is_absent else Acceptance())
         self._dead = asyncio.Event()
+        self._slot = worker.slot
+        self._child: FakeChild | None = None
+        self._watching: asyncio.Future[None] | None = None
         self._is_frozen = False
         self._drafting = Drafting(speculation)
         self._steps: StepLoop | None = None
@@ -63,6 +72,9 @@ class FakeEngine:
     async def start(self) -> EngineInfo:
         if self._strike("hang_at_start"):
             await asyncio.Event().wait()
+        if self._spec.device is not None:
+            self._child = await asyncio.to_thread(FakeChild, Path(f"{self._spec.device}.{self._slot}"))
+            self._watching = asyncio.ensure_future(self._watch(self._child))
         await asyncio.sleep(self._spec.start_seconds)
         if self._strike("die_at_start"):
             raise EngineStartFailed("the fake engine was told to die at its start")
@@ -83,7 +95,9 @@ class FakeEngine:
             await asyncio.wait((work, death), return_when=asyncio.FIRST_COMPLETED)
             if self._dead.is_set():
                 raise EngineDied("the fake engine died")
-            return work.result()
+            made = work.result()
+            self._note_made(request)
+            return made
         finally:
             work.cancel()
             death.cancel()
@@ -108,6 +122,23 @@ class FakeEngine:
         self._dead.set()
         if self._steps is not None:
             self._steps.close()
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._child is not None:
+            await asyncio.to_thread(self._child.close)
+
+    async def _watch(self, child: FakeChild) -> None:
+        """An engine's process that ends takes the engine with it."""
+        while child.lives:
+            await asyncio.sleep(CHILD_POLL_SECONDS)
+        self._dead.set()
+
+    def _note_made(self, request: GenerationRequest) -> None:
+        if self._spec.made_log is None:
+            return
+        line = json.dumps({"at": time.time(), "pid": os.getpid(), "slot": self._slot, "request": request.request_id})
+        with open(self._spec.made_log, "a", encoding="utf-8") as log:  # one short write in append mode: never torn
+            log.write(line + "\n")
 
     @property
     def _acceptance_is_absent(self) -> bool:

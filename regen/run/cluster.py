@@ -25,6 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from regen.errors import EngineDied, RegenError, UserError
 from regen.records import CoordinatorStatus, Death, ExchangeReply, ExchangeRequest, Left, Toll, WorkerId
+from regen.run import leash
 from regen.run.coordinator import Coordinator
 from regen.run.replica import build_worker
 from regen.run.setup import Assignment, RunSetup, WorkerSetup
@@ -253,6 +254,7 @@ class ReplicaActor:
         """Answers as soon as Ray has found a node for this actor and its process has come up."""
 
     async def run(self) -> Left:
+        await asyncio.to_thread(leash.tie, leash.mark_of(self._setup))
         return await build_worker(self._setup, self._exchange).run()
 
     async def _exchange(self, request: ExchangeRequest) -> ExchangeReply:

@@ -15,7 +15,7 @@ import pytest
 from regen.run.session import standing
 from regen.spec import RunSpec, dump_spec
 from regen.store.local import LocalStorage
-from tests.processes import environment, free_port, regen, started, wait_until
+from tests.processes import REGEN, environment, free_port, regen, started, wait_until
 from tests.runs import make_spec
 
 pytestmark = pytest.mark.ray
@@ -64,7 +64,13 @@ def test_a_submitted_job_is_stopped_in_order_and_continued_by_ray_job_submit(tmp
     submitted = regen("submit", written(spec, tmp_path), "--address", job_server, cwd=tmp_path)
     job = re.search(r"raysubmit_\w+", submitted.stdout)
     assert job, submitted.stderr
-    wait_until(lambda: done(tmp_path / "run") > 0, seconds=90)
+    follower = [str(BIN / "ray"), "job", "logs", "--address", job_server, "--follow", job[0]]
+    with started(follower, tmp_path) as log, started([*REGEN, "status", "run", "--watch"], tmp_path) as status:
+        wait_until(lambda: done(tmp_path / "run") > 0, seconds=90)
+        log.kill()
+        status.kill()
+    seen = done(tmp_path / "run")
+    wait_until(lambda: done(tmp_path / "run") > seen)  # losing whoever watches changes nothing
     assert ray("job", "stop", job[0], "--address", job_server).returncode == 0
     assert job_status(job_server, job[0]) == "STOPPED"
     assert json.loads((tmp_path / "run" / "holder.json").read_text())["state"] == "drained"
