@@ -43,7 +43,8 @@ class GarbageDuty:
         self._again: dict[int, list[int]] = {}
         for record in records:
             if isinstance(record, RowsReopened) and _KEY in json.loads(record.asked):
-                self._made_again |= OrdinalSet.from_text(plan_rows, record.rows)
+                # The plan may have grown since.
+                self._made_again |= OrdinalSet.from_text(plan_rows, record.rows, may_be_shorter=True)
 
     @property
     def dismissed(self) -> tuple[str, ...]:

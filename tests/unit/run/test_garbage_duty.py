@@ -65,3 +65,10 @@ def test_a_coordinator_that_comes_after_knows_the_rows_from_the_journal() -> Non
     assert garbage(settled_in(GarbageDuty(8, ROWS, [record])), WorkerId(1, 0), rows) is None
     asked_by_a_user = RowsReopened("s", 1, record.rows, 100, {}, '{"reasons": ["loop"]}', "now")
     assert garbage(settled_in(GarbageDuty(8, ROWS, [asked_by_a_user])), WorkerId(1, 0), rows) is not None
+
+
+def test_rows_from_before_the_plan_was_extended_are_known_too() -> None:
+    """The record's bitmap is that of the shorter plan."""
+    rows = range(100, 200)
+    record = RowsReopened("s", 1, OrdinalSet(1000, rows).to_text(), 100, {}, '{"garbage": {"replica": 1}}', "now")
+    assert garbage(settled_in(GarbageDuty(8, ROWS, [record])), WorkerId(1, 0), rows) is None
