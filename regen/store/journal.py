@@ -25,7 +25,7 @@ from itertools import pairwise
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from regen.errors import Fenced, JournalDamaged
+from regen.errors import Fenced, JournalDamaged, StoreUnavailable
 from regen.ordinals import OrdinalSet
 from regen.protocols import Storage
 from regen.records import Totals
@@ -353,7 +353,13 @@ class Journal:
 
     def _is_own(self, prepared: Prepared | None) -> bool:
         """The name is taken: by our own write, whose answer was lost?"""
-        return prepared is not None and self._files.read_bytes(prepared.number) == prepared.data
+        if prepared is None:
+            return False
+        try:
+            return self._storage.read(journal_key(prepared.number)) == prepared.data
+        except KeyError:
+            where = self._files.where(prepared.number)
+            raise StoreUnavailable(f"{where}: the store says that it is there, and does not give it") from None
 
     def _read_on(self, number: int) -> None:
         """Take in a file that came in between. Raises Fenced if it is another session's claim.

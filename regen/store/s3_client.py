@@ -16,12 +16,14 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from regen.errors import SpecError, StoreRefused, StoreUnavailable
-from regen.store.s3_errors import Fault, FaultKind, fault_of
+from regen.store.s3_errors import Fault, FaultKind, fault_of, library_errors
 from regen.store.s3_settings import CredentialLife, S3Settings
 
 T = TypeVar("T")
 
 _CONNECTIONS = 16
+# What a missing object can be an answer to. To anything else 404 is the word of a gateway that has lost its store.
+_OF_ONE_OBJECT = frozenset({"reading", "opening", "looking at", "deleting", "aborting"})
 _RENEWING = frozenset(
     {
         "iam-role",
@@ -59,7 +61,7 @@ class S3Client:
             try:
                 client = self._current()
                 return work(client)
-            except _library_errors() as error:
+            except library_errors() as error:
                 fault = fault_of(error)
                 if fault.kind is FaultKind.CREDENTIALS and patience.may_renew():
                     self._drop(client)
@@ -73,7 +75,7 @@ class S3Client:
         """
         try:
             return _life(_session(self._settings.profile).get_credentials())
-        except _library_errors() as error:
+        except library_errors() as error:
             raise self._translated(fault_of(error), "looking for credentials", "") from error
 
     def _current(self) -> Any:
@@ -89,7 +91,7 @@ class S3Client:
                 self._client = None
 
     def _translated(self, fault: Fault, doing: str, key: str) -> Exception:
-        if fault.kind is FaultKind.MISSING:
+        if fault.kind is FaultKind.MISSING and doing in _OF_ONE_OBJECT:
             return KeyError(key)
         if fault.kind is FaultKind.TAKEN:
             return Taken(key)
@@ -132,7 +134,7 @@ def aws_config(profile: str | None) -> Mapping[str, Any]:
 
     try:
         config = botocore.session.Session().full_config
-    except _library_errors() as error:
+    except library_errors() as error:
         raise SpecError(f"the AWS configuration cannot be read: {error}") from error
     chosen = dict(config.get("profiles", {}).get(profile or "default", {}))
     if "services" in chosen:
@@ -178,9 +180,3 @@ def _life(credentials: Any) -> CredentialLife:
     method = str(credentials.method)
     is_temporary = ends_at is not None or bool(credentials.get_frozen_credentials().token)
     return CredentialLife(method, is_temporary, method in _RENEWING, ends_at)
-
-
-def _library_errors() -> tuple[type[Exception], ...]:
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    return BotoCoreError, ClientError

@@ -45,7 +45,7 @@ _ADDRESSING_ADVICE = "this store wants the other `store.addressing` (path or vir
 _UNKNOWN_ADVICE = "this store does not take it: try another `store.checksum` or `store.addressing`"
 
 _BY_CODE: dict[str, tuple[FaultKind, str]] = {
-    **dict.fromkeys(("NoSuchKey", "404", "NotFound"), (FaultKind.MISSING, "")),
+    **dict.fromkeys(("NoSuchKey", "404", "NotFound"), (FaultKind.MISSING, _AWAY_ADVICE)),
     **dict.fromkeys(("PreconditionFailed", "412"), (FaultKind.TAKEN, "")),
     "NoSuchUpload": (FaultKind.NO_UPLOAD, _AWAY_ADVICE),
     **dict.fromkeys(("ConditionalRequestConflict", "OperationAborted"), (FaultKind.CONFLICT, _AWAY_ADVICE)),
@@ -85,7 +85,7 @@ _BY_CODE: dict[str, tuple[FaultKind, str]] = {
 }
 _BY_STATUS: dict[int, tuple[FaultKind, str]] = {
     403: (FaultKind.DENIED, "give these credentials the right to do this there, or name another `output`"),
-    404: (FaultKind.MISSING, ""),
+    404: (FaultKind.MISSING, _AWAY_ADVICE),
     408: (FaultKind.AWAY, _AWAY_ADVICE),
     409: (FaultKind.CONFLICT, _AWAY_ADVICE),
     411: (FaultKind.REFUSED, _LENGTH_ADVICE),
@@ -111,7 +111,11 @@ def fault_of(error: Exception) -> Fault:
     if isinstance(error, botocore.ClientError):
         answer = error.response
         status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        return fault_of_answer(str(answer.get("Error", {}).get("Code", status)), status)
+        code = str(answer.get("Error", {}).get("Code", status))
+        if error.operation_name == "HeadObject" and code in ("400", "403"):
+            # There is no body that could name the reason. With other keys it went well before.
+            return Fault(FaultKind.CREDENTIALS, f"HTTP {status}, as with expired credentials", _CREDENTIALS_ADVICE)
+        return fault_of_answer(code, status)
     name = type(error).__name__
     if isinstance(error, _credential_errors()):
         return Fault(FaultKind.CREDENTIALS, f"no valid credentials ({name})", _CREDENTIALS_ADVICE)
@@ -123,7 +127,24 @@ def fault_of(error: Exception) -> Fault:
         return Fault(FaultKind.AWAY, "no secure connection", "http or https? AWS_CA_BUNDLE names other authorities")
     if isinstance(error, botocore.HTTPClientError | botocore.ConnectionError):
         return Fault(FaultKind.AWAY, f"no answer ({name})", _NO_ANSWER_ADVICE)
+    if isinstance(error, _unwrapped_errors()):
+        return Fault(FaultKind.CUT, f"the answer was broken off, or is none of S3's ({name})", _AWAY_ADVICE)
     return Fault(FaultKind.REFUSED, f"{name}: {error}", "see the settings in `store` and the AWS configuration")
+
+
+def library_errors() -> tuple[type[Exception], ...]:
+    """All that boto3 raises for what a store or the way to it does: `fault_of` knows each."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    return BotoCoreError, ClientError, *_unwrapped_errors()
+
+
+def _unwrapped_errors() -> tuple[type[Exception], ...]:
+    """What botocore lets through: of TLS in the middle of a body, and of an answer that is no XML (a proxy's page)."""
+    from botocore.parsers import ResponseParserError
+    from urllib3.exceptions import HTTPError
+
+    return HTTPError, ResponseParserError
 
 
 def _credential_errors() -> tuple[type[Exception], ...]:

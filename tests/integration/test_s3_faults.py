@@ -276,6 +276,44 @@ def test_expired_credentials_are_looked_for_again(
     assert {request.access_key for request in proxy.seen} == {"first", "second"}
 
 
+@pytest.mark.parametrize("status", [400, 403])
+def test_a_look_that_is_refused_without_a_word_waits_for_credentials(
+    status: int, proxy: FaultyProxy, s3: S3Server
+) -> None:
+    """HEAD has no body: of expired credentials S3 says no more there than `400 Bad Request`."""
+    storage = storage_behind(proxy, s3)
+    storage.create(KEY, b"rows")
+    proxy.add(Fault(Kind.ANSWER, "HEAD", status=status, code="NotHeard", times=None))
+
+    with pytest.raises(StoreUnavailable, match="as with expired credentials"):
+        storage.create(KEY, b"rows")
+    proxy.clear()
+    assert not storage.create(KEY, b"rows")
+
+
+def test_a_gateway_that_has_lost_its_store_is_away(proxy: FaultyProxy, s3: S3Server) -> None:
+    """404 to a write or a listing is no missing object."""
+    storage = storage_behind(proxy, s3)
+    proxy.add(Fault(Kind.ANSWER, status=404, code="404", times=2))
+
+    with pytest.raises(StoreUnavailable):
+        storage.create(KEY, b"rows")
+    with pytest.raises(StoreUnavailable):
+        list(storage.list(""))
+    assert storage.create(KEY, b"rows")
+
+
+def test_a_number_that_is_taken_and_not_there_is_tried_again(proxy: FaultyProxy, s3: S3Server) -> None:
+    """Some stores judge the condition before they can be read; it is no damage, and no rival."""
+    journal = opened(storage_behind(proxy, s3))
+    prepared = journal.prepare(table_of(1))
+    proxy.add(Fault(Kind.ANSWER, "PUT", status=412, code="PreconditionFailed"))
+
+    with pytest.raises(StoreUnavailable, match="does not give it"):
+        journal.commit(prepared)
+    assert journal.commit(prepared).rows == 1
+
+
 def test_without_any_credentials_the_run_waits_for_them(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in KEYS:
         monkeypatch.delenv(name)

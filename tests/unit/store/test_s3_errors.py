@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import urllib3
 from botocore import exceptions as botocore
+from botocore.parsers import ResponseParserError
 
-from regen.store.s3_errors import FaultKind, fault_of, fault_of_answer
+from regen.store.s3_errors import FaultKind, fault_of, fault_of_answer, library_errors
 
 ENDPOINT = "http://127.0.0.1:9000"
 
@@ -59,11 +61,14 @@ def test_an_answer_says_who_tries_again(code: str, status: int, kind: FaultKind)
         (botocore.IncompleteReadError(actual_bytes=1, expected_bytes=2), FaultKind.CUT),
         (botocore.ResponseStreamingError(error="reset"), FaultKind.CUT),
         (botocore.FlexibleChecksumError(error_msg="other bytes"), FaultKind.CUT),
+        (urllib3.exceptions.SSLError("bad record mac, in the middle of a body"), FaultKind.CUT),
+        (ResponseParserError("a proxy's page is no XML"), FaultKind.CUT),
         (botocore.ParamValidationError(report="no bucket"), FaultKind.REFUSED),
     ],
 )
 def test_an_error_of_the_client_says_who_tries_again(error: Exception, kind: FaultKind) -> None:
     found = fault_of(error)
 
+    assert isinstance(error, library_errors())
     assert found.kind is kind
     assert "a-secret" not in found.what
