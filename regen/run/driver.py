@@ -285,13 +285,16 @@ class _RestartCount:
     def __init__(self) -> None:
         self._incarnation = ""
         self._done = -1
+        self._left = 0
         self._restarts = 0
 
     def see(self, status: CoordinatorStatus) -> None:
         if self._incarnation and status.incarnation != self._incarnation:
             self._restarts += 1
-        if status.totals.done > self._done and status.phase is not Phase.REPLAYING:
-            self._restarts, self._done = 0, status.totals.done
+        if status.phase is not Phase.REPLAYING:
+            if status.totals.done > self._done or status.left < self._left:  # a row made again is no further one
+                self._restarts = 0
+            self._done, self._left = status.totals.done, status.left
         self._incarnation = status.incarnation
         if self._restarts >= COORDINATOR_RESTARTS:
             raise RegenError(

@@ -143,7 +143,8 @@ class Journal:
         """Make the run this session's. May be called again after StoreUnavailable.
 
         Files that the previous holder has published since `replay` are read and counted: look at `done` afterwards.
-        Raises Fenced, naming who, when another claim came first; UserError if the run is closed.
+        Raises Fenced, naming who, when another claim came first; UserError if the run is closed;
+        JournalDamaged when the journal went since `replay` (`regen clean`, and we were frozen).
         """
         if claim.session != self._session:
             raise ValueError(f"a claim of session {claim.session} in the journal of session {self._session}")
@@ -152,6 +153,7 @@ class Journal:
         refuse_closed(self._known().standing.records, self._storage.url)
         while not self._is_claimed:
             prepared = self._build(SCHEMA.empty_table(), (claim,), ())
+            self._require_predecessor(prepared.number)
             if self._put(prepared):
                 self._ledger, self._is_claimed = prepared.after, True
             else:

@@ -28,6 +28,7 @@ from regen.rows import to_bytes
 from regen.run import held
 from regen.run.check import check
 from regen.run.coordinator import Coordinator
+from regen.run.driver import COORDINATOR_RESTARTS
 from regen.run.export import ExportOptions, export
 from regen.run.local import LocalCluster
 from regen.run.look import look
@@ -320,3 +321,27 @@ def exchange_of(begun: Begun, seq: int, finished: bytes, free_slots: int) -> Exc
     stats = ReplicaStats(ReplicaState.RUNNING, 8, 0, 0.0, EngineCounters(), arm="off")
     session = begun.worker_setup.run.session
     return ExchangeRequest(WorkerId(0, 0), session, seq, (), (), finished, (), free_slots, stats)
+
+
+def test_a_row_that_is_made_again_counts_as_published_whatever_becomes_of_the_coordinator(tmp_path: Path) -> None:
+    """Restarts are bounded between two publications; the number of rows that are done stands still in a retry."""
+    storage = first_run(tmp_path, engine={"step_seconds": 0.5, "slots": 2})
+    retry(storage, Wanted(frozenset(Status)), {})
+    begun = resume(storage.url, StartOptions(processes=1), say=lambda text: None)
+    restarts = 0
+
+    async def with_restarts() -> CoordinatorStatus:
+        nonlocal restarts
+        cluster = LocalCluster()
+        running = asyncio.ensure_future(drive(cluster, begun))
+        await asyncio.sleep(5.0)
+        while not running.done():
+            assert cluster.coordinator is not None
+            await cluster.coordinator.restart()
+            restarts += 1
+            await asyncio.sleep(12.0)
+        return await running
+
+    assert virtual_time.run(with_restarts()).phase is Phase.FINISHED
+    assert restarts > COORDINATOR_RESTARTS
+    assert check(storage).is_right

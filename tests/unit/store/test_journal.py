@@ -621,3 +621,17 @@ def test_names_have_a_way_back() -> None:
     assert shard_key(0, 1999) == "shards/shard-00000000-00001999.parquet"
     assert shard_range("shards/shard-00000009-00000001.parquet") is None
     assert isinstance(claim_of("s1"), Claim)
+
+
+def test_a_claim_that_was_frozen_until_the_journal_was_deleted_begins_nothing_anew(storage: FaultyStorage) -> None:
+    published(storage, [[output_row(0)]])
+    frozen = Journal(storage, "frozen", PLAN_ROWS)
+    frozen.replay(())
+    opened(storage, "other")
+    for number in range(2):  # `regen clean --journal` of a run that is finished meanwhile
+        storage.delete(journal_key(number))
+    storage.delete(journal_key(2))
+
+    with pytest.raises(JournalDamaged, match=rf"{journal_key(1)}: it is gone"):
+        frozen.claim(claim_of("frozen"))
+    assert list(storage.list("journal/")) == []
