@@ -238,7 +238,8 @@ class Publisher:
             self._schedule.reopen(wanted)
 
     async def _commit(self, table: pa.Table, records: Sequence[Record]) -> None:
-        prepared = await asyncio.to_thread(self.journal.prepare, table, records)
+        # It reads older files where rows are made again.
+        prepared = await self._patience(lambda: self.journal.prepare(table, records))
         await self._patience(lambda: self.journal.commit(prepared))
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from regen.data.plan import open_plan
-from regen.errors import RunHeld, SpecError
+from regen.errors import RunHeld, SpecError, StoreUnavailable
 from regen.records import (
     CoordinatorStatus,
     EngineCounters,
@@ -344,4 +345,36 @@ def test_a_row_that_is_made_again_counts_as_published_whatever_becomes_of_the_co
 
     assert virtual_time.run(with_restarts()).phase is Phase.FINISHED
     assert restarts > COORDINATOR_RESTARTS
+    assert check(storage).is_right
+
+
+def test_a_store_that_cannot_be_read_for_a_while_is_waited_for_when_rows_are_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The older results are read for the totals: a bad minute there is like one of writing."""
+    storage = first_run(tmp_path, engine={"step_seconds": 0.2})
+    retry(storage, TRUNCATED, {"max_tokens": 100})
+    begun = resume(storage.url, StartOptions(processes=1), say=lambda text: None)
+    until, refused = time.monotonic(), 0
+
+    def opened_late(self: LocalStorage, key: str) -> BinaryIO:
+        nonlocal refused
+        if key.startswith("journal/") and key != newest and time.monotonic() < until:
+            refused += 1
+            raise StoreUnavailable(f"{key}: 503")
+        return real(self, key)
+
+    real = LocalStorage.open
+    newest = max(stored.key for stored in storage.list("journal/"))
+
+    async def away_for_a_minute() -> CoordinatorStatus:
+        nonlocal until
+        running = asyncio.ensure_future(drive(LocalCluster(), begun))
+        await asyncio.sleep(1.0)
+        until = time.monotonic() + 60.0
+        monkeypatch.setattr(LocalStorage, "open", opened_late)
+        return await running
+
+    assert virtual_time.run(away_for_a_minute()).phase is Phase.FINISHED
+    assert refused
     assert check(storage).is_right
