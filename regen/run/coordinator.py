@@ -268,7 +268,8 @@ class Coordinator:
         if unwritten := self._unwritten(replayed):
             await publisher.write(unwritten)
         speculation = SpeculationControl(self._setup, replayed.records)
-        garbage = GarbageDuty(self._spec.engine.slots, plan.count, replayed.records)
+        engine = self._spec.engine
+        garbage = GarbageDuty(engine.slots, plan.count, replayed.records, engine.replicas)
         by_source = {source.name: source.rows for source in plan.summary.sources}
         return _OpenRun(plan, by_source, journal, schedule, publisher, speculation, journal.totals, is_restart, garbage)
 

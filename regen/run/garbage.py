@@ -100,16 +100,17 @@ class _Stretch:
 
 
 class GarbageWatch:
-    """One per coordinator. `slots` are rows that a replica works on at once."""
+    """One per coordinator. `slots` are rows that a replica works on at once, `replicas` how many there are to be."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, replicas: int = 1) -> None:
+        self._replicas = replicas
         self._fewest = max(FEWEST_ROWS, slots // 2)
         self._workers: dict[int, WorkerId] = {}
         self._history = _Share()
         self._made: dict[int, _Share] = {}
         self._stretches: dict[int, _Stretch] = {}
         self._before: dict[int, deque[int]] = {}
-        self._latest: deque[Label | None] = deque(maxlen=LATEST_ROWS)
+        self._latest: deque[tuple[int, Label | None]] = deque(maxlen=LATEST_ROWS)
 
     def finished(self, worker: WorkerId, rows: Iterable[tuple[int, Label | None]]) -> Alarm | None:
         """Rows as they arrive from one replica: ordinal, and the label that makes one garbage. At most one alarm."""
@@ -129,9 +130,11 @@ class GarbageWatch:
 
     def too_much_garbage(self, allowed_share: float | None) -> RegenError | None:
         """The error that ends the session, if too many of the latest rows of all replicas are garbage."""
-        labels = Counter(label for label in self._latest if label is not None)
+        labels = Counter(label for _, label in self._latest if label is not None)
         garbage, rows = labels.total(), len(self._latest)
         if allowed_share is None or rows < BREAKER_ROWS or garbage <= allowed_share * rows:
+            return None
+        if self._replicas > 1 and not self._is_shared(allowed_share):
             return None
         return RegenError(
             f"{garbage} of the latest {rows} rows are garbage, more than limits.degenerate_share ({allowed_share:g})"
@@ -140,6 +143,12 @@ class GarbageWatch:
             " limit."
         )
 
+    def _is_shared(self, allowed_share: float) -> bool:
+        """Not the doing of one replica: one whose answers are all empty has made hundreds before others make one."""
+        worst = Counter(slot for slot, label in self._latest if label is not None).most_common(1)[0][0]
+        others = [label for slot, label in self._latest if slot != worst]
+        return len(others) >= EVIDENCE_ROWS and sum(map(bool, others)) > allowed_share * len(others)
+
     @property
     def remembered(self) -> int:
         """Ordinals that are held in memory."""
@@ -147,7 +156,7 @@ class GarbageWatch:
         return sum(map(len, held))
 
     def _take(self, slot: int, ordinal: int, label: Label | None) -> None:
-        self._latest.append(label)
+        self._latest.append((slot, label))
         stretch = self._stretches.get(slot)
         if stretch is None:
             stretch = _Stretch(self._others(slot))
@@ -182,6 +191,8 @@ class GarbageWatch:
     def _raise(self, worker: WorkerId, stretch: _Stretch, beside: str) -> Alarm:
         del self._stretches[worker.slot]
         del self._workers[worker.slot]
+        kept = [made for made in self._latest if made[0] != worker.slot]  # the rest is this replica's alone
+        self._latest = deque(kept, maxlen=LATEST_ROWS)
         found = (
             f"{stretch.garbage} of its latest {len(stretch.ordinals)} rows are garbage ({_commonest(stretch.labels)}),"
             f" {beside}"

@@ -34,9 +34,9 @@ class Dismissal:
 class GarbageDuty:
     """One per coordinator."""
 
-    def __init__(self, slots: int, plan_rows: int, records: Iterable[Record] = ()) -> None:
-        """`slots` as in `GarbageWatch`; `records` are the journal's."""
-        self._watch = GarbageWatch(slots)
+    def __init__(self, slots: int, plan_rows: int, records: Iterable[Record] = (), replicas: int = 1) -> None:
+        """`slots` and `replicas` as in `GarbageWatch`; `records` are the journal's."""
+        self._watch = GarbageWatch(slots, replicas)
         self._dismissed: dict[WorkerId, str] = {}
         self._made_again = OrdinalSet(plan_rows)
         # By slot, what its engine has made again, and is garbage again.

@@ -212,3 +212,27 @@ def test_a_stretch_that_nothing_decides_about_is_forgotten(monkeypatch: pytest.M
     for ordinal in range(1, 1000):
         assert watch.finished(WorkerId(1, 0), [(ordinal, Label.LOOP)]) is None, "nobody else has made anything"
         assert watch.remembered <= 100 + 2 * MARGIN_ROWS
+
+
+def test_a_replica_that_is_garbage_from_the_start_and_quicker_than_all_others_ends_no_run() -> None:
+    """Empty answers take no time: it has made hundreds before anybody else has made one."""
+    watch = GarbageWatch(64, replicas=3)
+    assert watch.finished(WorkerId(0, 0), [(row, Label.EMPTY_ANSWER) for row in range(300)]) is None
+    assert watch.too_much_garbage(0.5) is None
+    for row in range(40):
+        watch.finished(WorkerId(1, 0), [(1000 + row, None)])
+    assert watch.too_much_garbage(0.5) is None
+    more = [(300 + row, Label.EMPTY_ANSWER) for row in range(64)]
+    assert watch.finished(WorkerId(0, 0), more) is not None, "and it is found out"
+    for row in range(200):
+        watch.finished(WorkerId(1 + row % 2, 0), [(2000 + row, None)])
+    assert watch.too_much_garbage(0.5) is None, "what it has made counts for nothing any more"
+
+
+def test_garbage_of_all_replicas_ends_the_run_also_where_one_is_quickest() -> None:
+    watch = GarbageWatch(64, replicas=3)
+    for row in range(300):
+        watch.finished(WorkerId(0, 0), [(row, Label.EMPTY_ANSWER)])
+        if row % 8 == 0:
+            watch.finished(WorkerId(1, 0), [(1000 + row, Label.EMPTY_ANSWER)])
+    assert watch.too_much_garbage(0.5) is not None
