@@ -253,8 +253,10 @@ class Schedule:
         self._suspects.lost(slot)
 
     def take_back(self, worker: WorkerId, ordinals: Collection[int]) -> None:
-        """These grants never left the coordinator."""
+        """These grants never left the coordinator. Reading their rows took time: the engine may be gone by now."""
         view = self._views[worker.slot]
+        if view.incarnation != worker.incarnation:
+            return
         view.running = [ordinal for ordinal in view.running if ordinal not in ordinals]
         self._let_go(worker.slot, ordinals)
 

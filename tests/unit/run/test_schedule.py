@@ -231,6 +231,16 @@ def test_grants_that_never_left_go_back() -> None:
     assert leased(made.report(report(OTHER, free_slots=3), now=1)) == [0, 1, 2]
 
 
+def test_what_an_older_engine_gives_back_late_stays_with_its_successor() -> None:
+    """Rows are read from the plan between grant and lease: with the store away that takes a minute."""
+    made = schedule(size=2)
+    made.report(report(free_slots=2), now=0)
+    made.worker_gone(ONE)
+    assert leased(made.report(report(WorkerId(0, 1), free_slots=2), now=1)) == [0, 1]
+    made.take_back(ONE, [0, 1])
+    assert leased(made.report(report(OTHER, free_slots=2), now=2)) == []
+
+
 def test_a_failed_attempt_that_a_restarted_coordinator_hears_of_first_is_leased_once() -> None:
     made = schedule(size=3, expected_slots=(0, 1), adopt_until=10.0)
     made.report(report(ONE, failed=(FailedAttempt(0, "x", ""),)), now=0)
