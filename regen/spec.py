@@ -663,10 +663,15 @@ class StoreSpec(_Strict):
 
     @model_validator(mode="after")
     def _has_scheme(self) -> StoreSpec:
-        if self.endpoint not in (None, AWS_ENDPOINT) and not _ENDPOINT.match(str(self.endpoint)):
+        endpoint = str(self.endpoint)
+        if "@" in endpoint:  # never repeated: what stands before it is a secret, as a rule
             raise ValueError(
-                f"endpoint {self.endpoint!r} does not begin with http:// or https://, and only you know which it"
-                " speaks: write one, without a user's name"
+                "the endpoint has a user's name in it (an @): write http(s)://HOST:PORT; boto3 finds keys elsewhere"
+            )
+        if self.endpoint not in (None, AWS_ENDPOINT) and not _ENDPOINT.match(endpoint):
+            raise ValueError(
+                f"endpoint {endpoint!r} does not begin with http:// or https://, and only you know which it speaks:"
+                " write one"
             )
         return self
 

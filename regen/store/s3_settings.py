@@ -172,6 +172,5 @@ def _checked(values: dict[str, Any]) -> StoreSpec:
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"])
         message = str(first["msg"]).removeprefix("Value error, ")
-        raise SpecError(
-            f"S3, {name} = {values.get(name)!r}, from the spec, the environment or the AWS configuration: {message}"
-        ) from None
+        given = f", {name} = {values.get(name)!r}" if name else ""
+        raise SpecError(f"S3{given}, from the spec, the environment or the AWS configuration: {message}") from None
