@@ -652,9 +652,9 @@ class CoordinatorStatus:
 
     `left` are rows of the plan that are still to be made, for the first time or again.
     `incarnation` differs after every restart of the coordinator; `commits` counts journal files and never falls;
-    `hung` are slots whose process says nothing any more; `dismissed` says of which engines the answers were garbage,
-    since this coordinator began; `store_error` is set while the store is away.
-    `suspects` are rows that run apart because engines died with them (run/suspects.py).
+    `hung` are slots whose process says nothing any more; `store_error` is set while the store is away.
+    `suspects` are rows that run apart because engines died with them (run/suspects.py); `dismissed` says of which
+    engines the answers were garbage, since this coordinator began.
     `session_sampled_tokens` are what engines have sampled since they started: more than what was received of this
     session's rows where work was lost or dropped. `session_paced_tokens`, for rates, are those that were sampled for
     rows while this coordinator looked on.
@@ -679,5 +679,5 @@ class CoordinatorStatus:
     store_error: str | None = None
     error: RegenError | None = None
     left: int = 0
-    dismissed: tuple[str, ...] = ()
     suspects: int = 0
+    dismissed: tuple[str, ...] = ()

@@ -78,7 +78,7 @@ def extend(spec: RunSpec, options: StartOptions, say: Say) -> Extended:
 
     Raises SpecError, SourceError, RunHeld, FingerprintDrift (another difference than of sources), StoreError.
     """
-    storage = open_storage(spec.output)
+    storage = open_storage(spec.output, spec.store)
     before = require_record(storage)
     if not has_plan(storage):
         raise SpecError(f"{storage.url}: planning has not ended yet, so there is nothing to extend: regen run SPEC")

@@ -127,8 +127,8 @@ class Publisher:
         self._buffer = _Buffer()
         self._publishing = _Buffer()
         self._records: list[Record] = []
-        self._reopening: list[int] = []
         self._attached: list[Record] = []
+        self._reopening: list[int] = []
         self._publication: asyncio.Task[None] | None = None
         self._looked_at = time.monotonic()
         self.published_at = time.monotonic()
@@ -158,6 +158,10 @@ class Publisher:
         """Control records that go with the next publication, which they make due."""
         self._records.extend(records)
 
+    def attach(self, records: Sequence[Record]) -> None:
+        """Control records that go with the next publication, whenever it is due."""
+        self._attached.extend(records)
+
     def withdraw(self, unwanted: Collection[int]) -> list[int]:
         """These rows are not to be committed, where there still is time: which of them there was time for."""
         return self._buffer.withdraw(unwanted)
@@ -175,10 +179,6 @@ class Publisher:
         self.note([RowsReopened(self._session, round_, rows_text, len(wanted), {}, asked, at)])
         self._reopening += wanted
         return True
-
-    def attach(self, records: Sequence[Record]) -> None:
-        """Control records that go with the next publication, whenever it is due."""
-        self._attached.extend(records)
 
     async def turn(self, now: float, at_once: bool) -> None:
         """Take in a publication that has ended, begin one that is due. `at_once`: whatever is there."""

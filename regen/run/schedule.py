@@ -254,7 +254,7 @@ class Schedule:
         """Nothing of this engine is wanted: what it holds goes back, and is not to blame. From here on it is silent."""
         view = self._views.get(worker.slot)
         if view is not None and view.incarnation == worker.incarnation:
-            view.running, view.finished = [], 0  # what it has made proves nothing
+            view.running = []  # whatever ends it now, these rows are not to blame
             self._requeue(self._suspects.left(worker.slot))
             self._let_go(worker.slot, set(view.held))
 

@@ -123,14 +123,14 @@ class Journal:
         return self._known().reopened()
 
     @property
-    def next_round(self) -> int:
-        """For rows that are opened again now: above every round so far."""
-        return next_round(self.records)
-
-    @property
     def records(self) -> tuple[Record, ...]:
         """Control records that still matter, in order: all but claims and releases."""
         return self._known().standing.records
+
+    @property
+    def next_round(self) -> int:
+        """For rows that are opened again now: above every round so far."""
+        return next_round(self.records)
 
     @property
     def next_number(self) -> int:
@@ -335,8 +335,11 @@ class Journal:
         again = (row for row in ledger.reopened().pending if self._places[row] == _NOT_LOOKED_FOR)
         wanted = OrdinalSet(self._plan_rows, again)
         wanted.add(also)
+        voided = Voided(self.records)
         for number in reversed(range(ledger.next_number)):
-            if not len(wanted) or number in voided:
+            if not len(wanted):
+                return
+            if number in voided:
                 continue
             ids = self._files.read_table(number, ("ordinal", "round"))
             for ordinal, round_ in zip(integers(ids, "ordinal"), integers(ids, "round"), strict=True):

@@ -15,6 +15,7 @@ import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -75,9 +76,9 @@ class RowsFile:
         self._source = io.BytesIO(source) if isinstance(source, bytes) else source
         with naming_damage(where):
             self._file = pq.ParquetFile(self._source, page_checksum_verification=True)
-            found = self._file.schema_arrow
+            found, paths = self._file.schema_arrow, _column_paths(self._file)
             metadata = self._file.metadata.metadata or {}
-        if not found.equals(SCHEMA):
+        if not found.equals(SCHEMA) or paths != _expected_paths():
             raise damaged(where, "its columns are not those of finished rows")
         if _ENTRY not in metadata:
             raise damaged(where, "its footer lacks regen's entry")
@@ -113,6 +114,18 @@ class RowsFile:
             with naming_damage(self.where):
                 group = self._file.read_row_group(index, columns=wanted).replace_schema_metadata(None)
             yield group
+
+
+def _column_paths(file: pq.ParquetFile) -> tuple[str, ...]:
+    """As Parquet has them, by which columns are chosen: Arrow's schema stands in the file a second time."""
+    return tuple(file.schema.column(index).path for index in range(len(file.schema)))
+
+
+@cache
+def _expected_paths() -> tuple[str, ...]:
+    sink = pa.BufferOutputStream()
+    pq.write_table(SCHEMA.empty_table(), sink)
+    return _column_paths(pq.ParquetFile(pa.BufferReader(sink.getvalue())))
 
 
 def integers(table: pa.Table, name: str) -> list[int]:

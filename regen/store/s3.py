@@ -33,7 +33,18 @@ from regen.store.s3_settings import S3Settings, credentials_remark
 TAIL_BYTES = 64 * 1024
 _MOST_PARTS = 9000
 _MARK = "regen-write"
-_OWN = (layout.RUN, layout.PLAN, "plan/", layout.JOURNAL, layout.SHARDS, layout.HOLDER, layout.REPORT, layout.PILOT)
+# Names that regen makes: the prefix may be all of a bucket that others use too.
+_OWN = (
+    layout.RUN,
+    layout.PLAN,
+    layout.PLAN_PARTS,
+    layout.JOURNAL,
+    layout.SHARDS,
+    layout.HOLDER,
+    layout.REPORT,
+    layout.PILOT,
+    layout.PILOT_PAGE,
+)
 
 
 class S3Storage:
@@ -329,7 +340,6 @@ def _whole(answer: dict[str, Any]) -> bytes:
 
 
 def _is_own(key: str) -> bool:
-    """Whether regen makes objects of this name: the prefix may be all of a bucket that others use too."""
     return key.startswith(_OWN) or LEFTOVER.match(key) is not None
 
 

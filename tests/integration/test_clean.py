@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from regen.cli import app
 from regen.data.plan import read_summary
 from regen.errors import JournalDamaged, RunHeld, StoreUnavailable, UserError
 from regen.records import Status
@@ -19,6 +22,7 @@ from regen.run.extend import extend
 from regen.run.local import LocalCluster
 from regen.run.look import look
 from regen.run.pilot import begin_pilot
+from regen.run.repair import repair
 from regen.run.report import report
 from regen.run.retry import retry
 from regen.run.sample import sample_rows
@@ -160,6 +164,7 @@ def test_nothing_can_be_made_for_it_any_more(finished: Path, storage: LocalStora
         lambda: retry(storage, Wanted(frozenset({Status.OK})), {}),
         lambda: extend(spec, options, silent),
         lambda: report(storage),
+        lambda: repair(storage),
         lambda: sample_rows(storage, len(ROWS), 4),  # evaluate
     ]
     for attempt in refused:
@@ -252,9 +257,31 @@ def test_damage_of_a_closed_run_is_found_and_named(storage: LocalStorage, tmp_pa
     data = storage.read(closing)
     storage.replace(closing, data[:-20])
     assert not check(storage).is_right
+    with pytest.raises(JournalDamaged, match="the journal's only file, as it is in a closed run"):
+        repair(storage)
+    assert keys(storage, "journal/") == [closing]
     assert read_summary(storage) is not None
     with pytest.raises(JournalDamaged):
         look(storage)
+
+
+def test_the_commands_show_what_they_do(finished: Path, storage: LocalStorage, tmp_path: Path) -> None:
+    def said(*arguments: str) -> str:
+        done = CliRunner().invoke(app, list(arguments))
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    storage.replace("plan/dead/part-00000.parquet", b"x")
+    shown = json.loads(said("clean", storage.url, "--dry-run", "--json"))
+    assert [one["key"] for one in shown["removed"]] == ["plan/dead/part-00000.parquet"]
+    assert "1 files, 1 bytes" in said("clean", storage.url)
+    path = write_jsonl(tmp_path / "rows.jsonl", [*ROWS, {"prompt": "more"}])
+    sources = [{"name": "rows", "path": str(path)}]
+    spec = make_spec(finished, sampling={"max_tokens": 12}, output=storage.url, sources=sources)
+    (tmp_path / "run.yaml").write_text(spec.model_dump_json(exclude_unset=True), encoding="utf-8")
+    assert "added 1 rows (rows 1): the plan has 20 now" in said("extend", str(tmp_path / "run.yaml"))
+    assert "20 rows, 1 of them added since" in said("status", storage.url)
+    assert json.loads(said("extend", str(tmp_path / "run.yaml"), "--json"))["added"] == {}
 
 
 def test_an_extension_whose_parts_were_cleaned_meanwhile_says_so(

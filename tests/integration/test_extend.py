@@ -17,6 +17,7 @@ from regen.run.export import ExportOptions, export
 from regen.run.extend import Extended, extend
 from regen.run.local import LocalCluster
 from regen.run.look import look
+from regen.run.repair import repair
 from regen.run.retry import retry
 from regen.run.session import seal_complete, seal_run, standing
 from regen.run.start import StartOptions, resume
@@ -24,8 +25,10 @@ from regen.spec import RunSpec
 from regen.store.choosing import Wanted
 from regen.store.control import Claim, PlanExtended
 from regen.store.journal import Journal
+from regen.store.layout import journal_key
 from regen.store.local import LocalStorage
 from tests.runs import begin_run, conversations, determined, drive, make_spec, shard_table, write_jsonl
+from tests.unit.store.journals import footer_of
 
 
 def silent(text: str) -> None:
@@ -231,6 +234,23 @@ def test_rows_opened_again_before_an_extension_are_made_after_it(tmp_path: Path)
     assert [row["ordinal"] for row in rows] == list(range(25))
     assert sum(row["round"] for row in rows) == opened.rows
     assert check(storage).is_right
+
+
+def test_a_file_from_before_an_extension_that_is_damaged_is_voided_and_its_rows_made_again(tmp_path: Path) -> None:
+    storage = made(make_spec(tmp_path, rows=16))
+    before = determined(tmp_path / "run")
+    extended(grown(tmp_path, 25))
+    resumed(storage)
+    for number in range(4):
+        key = journal_key(number)
+        if footer_of(storage, number).rows:
+            storage.replace(key, storage.read(key)[:-9])
+            break
+    assert repair(storage).exit_code == 0
+    assert look(storage).planned == 25
+    resumed(storage)
+    assert check(storage).is_right
+    assert determined(tmp_path / "run")[:16] == before
 
 
 def test_an_unfinished_run_is_extended_and_ends_as_if_it_had_been_before(tmp_path: Path) -> None:

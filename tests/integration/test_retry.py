@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from regen.data.plan import open_plan
@@ -24,11 +25,13 @@ from regen.records import (
     WorkerId,
 )
 from regen.rows import to_bytes
+from regen.run import held
 from regen.run.check import check
 from regen.run.coordinator import Coordinator
 from regen.run.export import ExportOptions, export
 from regen.run.local import LocalCluster
 from regen.run.look import look
+from regen.run.repair import repair
 from regen.run.retry import Retry, retry
 from regen.run.session import seal_run, standing
 from regen.run.start import Begun, StartOptions, resume
@@ -153,6 +156,26 @@ def test_attempts_that_are_used_up_in_a_retry_end_it_too(tmp_path: Path) -> None
     assert resumed(storage).phase is Phase.FINISHED
     assert by_ordinal(storage) == before
     assert look(storage).retries_ended > 0
+
+
+@pytest.mark.parametrize(("fault", "status"), [("fail", "failed"), ("refuse", "rejected")])
+def test_a_retry_that_fails_where_no_result_is_left_is_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, status: str
+) -> None:
+    """The older result was in a file that was damaged, and is void: there is nothing to keep."""
+    monkeypatch.setattr(held, "WATCH_SECONDS", 0)
+    storage = first_run(tmp_path)
+    opened = retry(storage, TRUNCATED, {}).rows
+    for path in (tmp_path / "run" / "journal").iterdir():
+        if pq.read_metadata(path).num_rows:
+            path.write_bytes(b"")
+    assert repair(storage).faults
+    change_engine(storage, {"faults": [{"kind": fault, "after_requests": 0, "times": 10**6}]})
+    assert resumed(storage).phase is Phase.FINISHED
+    rows = by_ordinal(storage).values()
+    assert {row["status"] for row in rows} == {status}
+    assert sum(row["round"] == 1 for row in rows) == opened
+    assert check(storage).is_right
 
 
 def test_a_second_retry_is_another_round_with_other_answers(tmp_path: Path) -> None:

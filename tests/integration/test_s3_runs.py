@@ -105,6 +105,7 @@ def test_a_run_on_s3_is_killed_resumed_sealed_verified_and_exported(
     assert "shards sealed" in asked("seal", url)
     assert json.loads(asked("report", url, "--json"))
     assert "no row is as asked for" in asked("retry", url, "--status", "failed")
+    assert asked("clean", url, "--dry-run")
     made = export(url, ExportOptions("speculators", str(tmp_path / "out")), say=lambda text: None)
     assert made.tally.rows_kept == ROWS
 

@@ -31,15 +31,16 @@ from regen.store.committed import CommittedRows
 from regen.store.control import Claim, DriftAccepted, FilesVoided, RowsReopened
 from regen.store.files import JournalFiles
 from regen.store.findings import Code
-from regen.store.holder import read_holder, write_holder
+from regen.store.holder import Holder, HolderState, read_holder, write_holder
 from regen.store.layout import HOLDER, PLAN, RUN, journal_key, journal_number, shard_key
 from regen.store.local import LocalStorage
-from regen.store.parquet import RowsFile, integers
+from regen.store.parquet import RowsFile, content_digest, integers, texts
 from regen.store.repair import examine, void
 from regen.store.replay import Replayed, replay
 from tests.memory_storage import MemoryStorage
 from tests.small_folders import AT, Folder, complete, planned, release, run_folder, session, table, winners
 from tests.unit.store.faulty_storage import FaultyStorage
+from tests.unit.store.journals import footer_of, rewrite
 
 FILES = 15
 
@@ -313,6 +314,39 @@ def test_somebody_who_runs_the_folder_is_left_alone(whole: Folder, monkeypatch: 
     assert set(storage.objects) == before
 
 
+def test_an_older_release_says_nothing_where_a_later_claim_may_be_lost(
+    plan_only: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = plan_only.storage()
+    plan = open_plan(storage)
+    release(session(storage, plan, "s1"), "s1")
+    session(storage, plan, "s2")
+    _truncate(storage, 2)  # the claim of s2, which runs
+    write_holder(storage, Holder("s2", "host", "b" * 8, 1, 2, AT, 1, AT, HolderState.RUNNING))
+    monkeypatch.setattr(held, "WATCH_SECONDS", 1)
+
+    def beat(seconds: float) -> None:
+        write_holder(storage, Holder("s2", "host", "b" * 8, 1, 2, AT, 2, AT, HolderState.RUNNING))
+
+    monkeypatch.setattr("regen.run.held.time.sleep", beat)
+    with pytest.raises(RunHeld, match="session s2"):
+        repair(storage)
+
+
+def test_a_well_formed_file_in_the_place_of_another_is_voided_and_its_neighbours_are_not(whole: Folder) -> None:
+    storage = whole.storage()
+    plan, footer = open_plan(storage), footer_of(storage, 4)
+    other = table(plan, _ordinals(storage, 4), "somebody-else")
+    forged = replace(footer, digest=content_digest(_ordinals(storage, 4), texts(other, "digest")), previous_digest="?")
+    rewrite(storage, 4, other, forged)
+
+    done = repair(storage)
+
+    assert [(fault.first, fault.last) for fault in done.faults] == [(4, 4)]
+    complete(storage, "later")
+    assert check(storage).is_right
+
+
 # --- fencing ---------------------------------------------------------------------------------------
 
 
@@ -558,6 +592,18 @@ def test_a_start_on_a_damaged_journal_names_the_file_and_the_repair(
 
     assert raised.value.exit_code is ExitCode.DAMAGED
     assert storage.objects == before
+
+
+def test_a_column_that_is_called_otherwise_is_damage_also_where_only_that_column_is_read(whole: Folder) -> None:
+    """Parquet's own schema altered by a bit, while Arrow's, in the same footer, says what it always said."""
+    storage = whole.storage()
+    data = bytearray(storage.objects[shard_key(0, 6)])
+    at = data.rindex(b"\x0bgenerations") + 1
+    data[at] ^= 1
+    storage.objects[shard_key(0, 6)] = bytes(data)
+
+    report(storage)  # reads the journal instead of a shard that is not right
+    assert repair(storage).sealed == (shard_key(0, 6),)
 
 
 # --- the command -----------------------------------------------------------------------------------
