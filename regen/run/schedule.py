@@ -255,6 +255,7 @@ class Schedule:
         view = self._views.get(worker.slot)
         if view is not None and view.incarnation == worker.incarnation:
             view.running = []  # whatever ends it now, these rows are not to blame
+            view.finished = 0  # and what it has made proves nothing: it costs a restart
             self._requeue(self._suspects.left(worker.slot))
             self._let_go(worker.slot, set(view.held))
 
