@@ -335,6 +335,7 @@ class Journal:
         again = (row for row in ledger.reopened().pending if self._places[row] == _NOT_LOOKED_FOR)
         wanted = OrdinalSet(self._plan_rows, again)
         wanted.add(also)
+        voided = Voided(self.records)
         for number in reversed(range(ledger.next_number)):
             if not len(wanted) or number in voided:
                 continue
