@@ -332,11 +332,12 @@ class Journal:
 
     def _find_reopened(self, also: int) -> None:
         """Where the results of all re-opened rows are, and of this one: one pass over the files, the newest first."""
-        ledger, voided = self._known(), Voided(self.records)
+        ledger = self._known()
         self._places = self._places or array("i", [_NOT_LOOKED_FOR]) * self._plan_rows
         again = (row for row in ledger.reopened().pending if self._places[row] == _NOT_LOOKED_FOR)
         wanted = OrdinalSet(self._plan_rows, again)
         wanted.add(also)
+        voided = Voided(self.records)
         for number in reversed(range(ledger.next_number)):
             if not len(wanted) or number in voided:
                 continue

@@ -31,7 +31,14 @@ class RayHead:
         self.job_server = f"http://127.0.0.1:{ports['dashboard-port']}"
         ray = str(Path(sys.executable).parent / "ray")
         # Ports of workers are any: a second cluster beside this one would take them from the same range.
-        options = ["--head", "--block", "--num-cpus=2", "--min-worker-port=0", "--max-worker-port=0"]
+        options = [
+            "--head",
+            "--block",
+            "--node-ip-address=127.0.0.1",
+            "--num-cpus=2",
+            "--min-worker-port=0",
+            "--max-worker-port=0",
+        ]
         options += [
             f"--include-dashboard={str(dashboard).lower()}",
             *(f"--{name}={port}" for name, port in ports.items()),

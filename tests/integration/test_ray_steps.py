@@ -145,10 +145,16 @@ def written(spec: RunSpec, folder: Path) -> str:
     return "spec.yaml"
 
 
+def said(process: subprocess.Popen[str]) -> str:
+    """All that an ended command has printed."""
+    assert process.stdout is not None
+    return process.stdout.read()
+
+
 def reached(step: Callable[[], bool], process: subprocess.Popen[str]) -> None:
     """The step, or the process's end, which is a failure unless the step was passed meanwhile."""
     wait_until(lambda: step() or process.poll() is not None, seconds=PATIENCE_SECONDS)
-    assert step(), f"the command ended before that: {process.communicate()[0]}"
+    assert step(), f"the command ended before that: {said(process)}"
 
 
 def test_the_driver_killed_at_each_step(
@@ -225,7 +231,7 @@ def test_a_frozen_coordinator_wakes_up_after_somebody_else_has_taken_over(
             assert first.wait(timeout=PATIENCE_SECONDS) == 4
             assert second.wait(timeout=PATIENCE_SECONDS) == 0
         holder = json.loads((run.output / "holder.json").read_text())
-        assert holder["session"] in first.communicate()[0]
+        assert holder["session"] in said(first)
     run.check(undisturbed)
 
 
