@@ -259,7 +259,7 @@ class Driver:
         """A lost replica is a smaller fleet; the last one's loss ends the run, once finished rows are published."""
         failed = [error for replica in replicas if (error := replica.exception()) is not None]
         if failed and self._drain_until is None:
-            self.drain(0.0)
+            self.drain(LEAVE_SECONDS / 2)  # for the store: nothing is in work any more
             status = await coordinator.status()
             while status.phase not in _ENDED and time.monotonic() - since < LEAVE_SECONDS:
                 await self._pass_on_drain(coordinator, status)

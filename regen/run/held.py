@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from datetime import UTC, datetime
 
@@ -15,6 +16,9 @@ from regen.store.replay import Replayed, refuse_closed, replay
 
 # Three heartbeats (run/coordinator.py) and a little: a live holder shows itself within that.
 WATCH_SECONDS = 7.0
+# The driver lives on this machine, and Ray may be restarting its coordinator: replaying a large journal takes a while.
+# Not for ever: the process with that id may be another one by now.
+RESTART_SECONDS = 60.0
 # Ray was seen to end an actor 2 to 3 s after the process that created it.
 ORPHAN_SECONDS = 15.0
 
@@ -52,9 +56,19 @@ def refuse_newcomer(replayed: Replayed, claim_seen: str | None, url: str) -> Non
 
 
 def refuse_if_alive(storage: Storage, replayed: Replayed) -> None:
-    """Raises RunHeld if somebody runs this folder: seen at once, or by watching it for `WATCH_SECONDS`."""
-    if watch(storage, replayed, time.sleep, WATCH_SECONDS, machine_identity()) is Liveness.ALIVE:
+    """Raises RunHeld if somebody runs this folder: seen at once, or by watching it for `WATCH_SECONDS`.
+
+    For `RESTART_SECONDS`, if the driver that it names lives here.
+    """
+    seconds = RESTART_SECONDS if _driver_lives(read_holder(storage)) else WATCH_SECONDS
+    if watch(storage, replayed, time.sleep, seconds, machine_identity()) is Liveness.ALIVE:
         raise held(read_holder(storage), replayed.newest_claim, storage.url, datetime.now(UTC))
+
+
+def _driver_lives(holder: Holder | None) -> bool:
+    if holder is None or holder.boot_id != machine_identity() or holder.driver_pid == os.getpid():
+        return False
+    return process_exists(holder.driver_pid)
 
 
 def replayed_run(storage: Storage) -> Replayed | None:
