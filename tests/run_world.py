@@ -784,7 +784,10 @@ class World:
         twice = orders.accepted & process.accepted
         self.require(not twice, f"rows {sorted(twice)} are received twice")
         process.accepted |= orders.accepted
+        before = process.granted.get(speaker, set())
         process.granted[speaker] = {grant.ordinal for grant in orders.grants}
+        is_repeated = process.listed.get(speaker.slot, ())[:2] == (speaker.incarnation, report.seq)
+        handed_anew = process.granted[speaker] - (before if is_repeated else set())
         self._note_listed(process, report, orders)
         self._check_attempts(process, orders)
         if not orders.grants:
@@ -796,7 +799,7 @@ class World:
         self.require(speaker not in process.gone, f"{speaker} is dead and gets rows")
         for worker in session.workers.values():
             is_known = worker.id in process.heard and worker.is_silent_for is not process and not session.is_over
-            for ordinal in process.granted[speaker] & worker.holds() if is_known and worker.id != speaker else ():
+            for ordinal in handed_anew & worker.holds() if is_known and worker.id != speaker else ():
                 self.require(False, f"row {ordinal} is handed to {speaker} while {worker.id} lists it")
 
     def _note(self, process: Process, report: Report, orders: Orders) -> None:

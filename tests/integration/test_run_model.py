@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from regen.errors import StoreError
 from tests.run_world import ROWS, Session, World
 
-EXAMPLES = int(os.environ.get("REGEN_MODEL_EXAMPLES", "700"))
+EXAMPLES = int(os.environ.get("REGEN_MODEL_EXAMPLES", "2000"))
 STEPS = 20
 EXPECTED = (
     "adopted",
