@@ -161,6 +161,15 @@ def test_a_row_is_settled_only_when_it_is_committed() -> None:
     assert made.report(report(seq=3, running=(1,), awaiting=(0,)), now=2).settled == (0,)
 
 
+def test_rows_count_as_received_until_they_are_committed() -> None:
+    rows = schedule()
+    rows.report(report(free_slots=2), now=0.0)
+    rows.report(report(seq=2, running=(1,), finished=(0,)), now=1.0)
+    assert rows.received == 1
+    rows.committed([0])
+    assert (rows.received, rows.left) == (0, 9)
+
+
 def test_a_restarted_coordinator_adopts_what_is_running_and_asks_for_what_it_lost() -> None:
     made = schedule(size=4, expected_slots=(0, 1), adopt_until=100.0)
     early = made.report(report(ONE, seq=7, running=(0,), awaiting=(1,), free_slots=5), now=1)
