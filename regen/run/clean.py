@@ -11,11 +11,8 @@ added any more, and a row that a shard loses later is lost.
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from regen.data.plan import RunPlan, open_plan, read_summary
@@ -24,9 +21,10 @@ from regen.protocols import Storage
 from regen.rows import SCHEMA
 from regen.run.check import check
 from regen.run.held import refuse_if_held
+from regen.run.keeper import is_begun_meanwhile, keepers_claim, keepers_release, new_session, time_of_day
 from regen.run.record import require_record
-from regen.run.start import Say, new_session
-from regen.store.control import Claim, Released, ReleaseReason, RunClosed
+from regen.run.start import Say
+from regen.store.control import RunClosed
 from regen.store.files import JournalFiles
 from regen.store.journal import Journal
 from regen.store.layout import PLAN_PARTS, SHARDS, shard_range
@@ -155,7 +153,7 @@ def _remove(storage: Storage, leftovers: list[Leftover], is_closed: bool) -> Non
             journal.check_fence()
         storage.delete(one.key)
     if journal is not None:
-        journal.publish(SCHEMA.empty_table(), (_released(journal.session),))
+        journal.publish(SCHEMA.empty_table(), (keepers_release(journal.session),))
 
 
 # --- the journal -----------------------------------------------------------------------------------
@@ -180,9 +178,8 @@ def _require_complete(storage: Storage) -> Verification:
 def _close(storage: Storage, found: Verification, next_number: int) -> None:
     """`next_number`: the journal's before it was verified."""
     journal = _claimed(storage, next_number)
-    now = _now()
-    closed = RunClosed(journal.session, journal.next_number, found.planned, found.shards, now)
-    journal.publish(SCHEMA.empty_table(), (closed, _released(journal.session)))
+    closed = RunClosed(journal.session, journal.next_number, found.planned, found.shards, time_of_day())
+    journal.publish(SCHEMA.empty_table(), (closed, keepers_release(journal.session)))
 
 
 def _claimed(storage: Storage, expected_number: int | None = None) -> Journal:
@@ -191,19 +188,9 @@ def _claimed(storage: Storage, expected_number: int | None = None) -> Journal:
     session = new_session()
     journal = Journal(storage, session, plan.count)
     replayed = journal.replay(plan.settled())
-    claim = replayed.newest_claim
-    is_begun = claim is not None and replayed.released is None and claim.session != claim_seen
-    if is_begun or expected_number not in (None, replayed.next_number):
+    if is_begun_meanwhile(replayed, claim_seen) or expected_number not in (None, replayed.next_number):
         raise RunHeld(f"{storage.url}: somebody has begun this run meanwhile; clean it when that has ended")
-    journal.claim(Claim(session, socket.gethostname(), os.getpid(), os.getpid(), _now()))
+    journal.claim(keepers_claim(session))
     if expected_number not in (None, journal.next_number - 1):
         raise RunHeld(f"{storage.url}: somebody has written into this run meanwhile; clean it when that has ended")
     return journal
-
-
-def _released(session: str) -> Released:
-    return Released(session, ReleaseReason.DRAINED, _now())
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

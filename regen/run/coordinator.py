@@ -54,7 +54,8 @@ from regen.run.failed_rows import failed_row
 from regen.run.garbage_duty import Dismissal, GarbageDuty
 from regen.run.held import refuse_newcomer
 from regen.run.limits import too_many_failed
-from regen.run.publisher import Patience, Publisher, ordinals
+from regen.run.patience import Patience
+from regen.run.publisher import Publisher, ordinals
 from regen.run.restarts import PROVEN_FILLS
 from regen.run.schedule import Exhausted, Grant, Report, Schedule
 from regen.run.setup import Assignment, Purpose, RunSetup

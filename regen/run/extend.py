@@ -10,11 +10,8 @@ summary it has left parts that nobody reads (`regen clean` removes them).
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from regen.data.extending import Extension, commit_extension, plan_extension
@@ -26,10 +23,11 @@ from regen.protocols import Storage
 from regen.rows import SCHEMA
 from regen.run.drift import accepted_drift
 from regen.run.held import control_records, refuse_if_held
+from regen.run.keeper import is_begun_meanwhile, keepers_claim, keepers_release, new_session, time_of_day
 from regen.run.record import RunRecord, make_record, require_record, with_sources
-from regen.run.start import Say, StartOptions, has_plan, new_session, planning_progress
+from regen.run.start import Say, StartOptions, has_plan, planning_progress
 from regen.spec import RunSpec, SourceSpec
-from regen.store.control import Claim, PlanExtended, Released, ReleaseReason
+from regen.store.control import PlanExtended
 from regen.store.journal import Journal
 from regen.store.replay import Replayed, replay
 from regen.store.storage import open_storage
@@ -131,17 +129,16 @@ def _publish(storage: Storage, plan: RunPlan, extension: Extension, session: str
     journal = Journal(storage, session, plan.count)
     replayed = journal.replay(plan.settled())
     _refuse_newcomer(replayed, claim_seen, storage)
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    journal.claim(Claim(session, socket.gethostname(), os.getpid(), os.getpid(), now))
+    journal.claim(keepers_claim(session))
     if extension.summary is not None:
         _commit(storage, extension.summary)
-    told = _record(session, extension.summary or plan.summary, now)
-    journal.publish(SCHEMA.empty_table(), (told, Released(session, ReleaseReason.DRAINED, now)))
+    told = _record(session, extension.summary or plan.summary)
+    journal.publish(SCHEMA.empty_table(), (told, keepers_release(session)))
 
 
 def _refuse_newcomer(replayed: Replayed, claim_seen: str | None, storage: Storage) -> None:
     claim = replayed.newest_claim
-    if claim is not None and replayed.released is None and claim.session != claim_seen:
+    if claim is not None and is_begun_meanwhile(replayed, claim_seen):
         raise RunHeld(
             f"{storage.url}: session {claim.session} (host {claim.host}) has begun this run meanwhile; nothing was"
             " changed. Extend again when it has ended"
@@ -169,5 +166,6 @@ def _is_told(replayed: Replayed, summary: PlanSummary) -> bool:
     return bool(told) and told[-1].digest == summary.digest
 
 
-def _record(session: str, summary: PlanSummary, now: str) -> PlanExtended:
-    return PlanExtended(session, summary.rows - summary.before[-1].rows, summary.rows, summary.digest, now)
+def _record(session: str, summary: PlanSummary) -> PlanExtended:
+    added = summary.rows - summary.before[-1].rows
+    return PlanExtended(session, added, summary.rows, summary.digest, time_of_day())

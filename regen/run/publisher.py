@@ -1,4 +1,4 @@
-"""Finished rows on their way into the journal: what is buffered, what is being published, and patience with the store.
+"""Finished rows on their way into the journal: what is buffered, and what is being published.
 
 Guarantees: at most one publication at a time; while the store is away the same bytes are tried again, with backoff and
 jitter, and new rows come together meanwhile; an interval without rows still looks whether somebody else has published.
@@ -8,72 +8,22 @@ A publication's error is raised by the next `turn`.
 from __future__ import annotations
 
 import asyncio
-import random
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import TypeVar, cast
+from typing import cast
 
 import pyarrow as pa
 
 from regen import rows
-from regen.errors import StoreUnavailable
 from regen.ordinals import OrdinalSet
+from regen.run.keeper import time_of_day
+from regen.run.patience import Patience
 from regen.run.schedule import Schedule
 from regen.spec import CheckpointSpec
 from regen.store.control import Record, RetriesEnded, RowsReopened
 from regen.store.journal import Journal
 from regen.store.reopened import LAST_ROUND, Reopened
-
-T = TypeVar("T")
-
-_LOOK_SECONDS = 0.2
-RETRY_FIRST_SECONDS, RETRY_LONGEST_SECONDS = 0.5, 30.0
-
-
-class Patience:
-    """Tries the same store call again until it answers, or until a deadline that may be set meanwhile."""
-
-    def __init__(self) -> None:
-        self.give_up_at = float("inf")
-        self.error: StoreUnavailable | None = None
-
-    async def __call__(self, call: Callable[[], T]) -> T:
-        """Runs `call` in a thread. Raises StoreUnavailable after `give_up_at` (monotonic), other errors at once.
-
-        A call that hangs then is left to itself: it may still reach the store, as one whose answer was lost.
-        """
-        wait_seconds = RETRY_FIRST_SECONDS
-        while True:
-            try:
-                answer = await self._answer(call)
-            except StoreUnavailable as error:
-                self.error = error
-                if time.monotonic() >= self.give_up_at:
-                    raise
-                await self._sleep(wait_seconds * random.uniform(0.5, 1.5))
-                wait_seconds = min(RETRY_LONGEST_SECONDS, wait_seconds * 2)
-            else:
-                self.error = None
-                return answer
-
-    async def _answer(self, call: Callable[[], T]) -> T:
-        calling = asyncio.ensure_future(asyncio.to_thread(call))
-        try:
-            while not calling.done():
-                await asyncio.wait((calling,), timeout=_LOOK_SECONDS)
-                if not calling.done() and time.monotonic() >= self.give_up_at:
-                    raise StoreUnavailable("the store does not answer, and there is no more time to wait for it")
-        finally:
-            calling.cancel()
-        return calling.result()
-
-    async def _sleep(self, seconds: float) -> None:
-        """Until then, or until the deadline, which may come nearer while this sleeps."""
-        until = time.monotonic() + seconds
-        while (now := time.monotonic()) < min(until, self.give_up_at):
-            await asyncio.sleep(min(0.2, until - now))
 
 
 @dataclass(slots=True)
@@ -175,8 +125,7 @@ class Publisher:
         if round_ > LAST_ROUND:
             return False
         rows_text = OrdinalSet(plan_rows, wanted).to_text()
-        at = datetime.now(UTC).isoformat(timespec="seconds")
-        self.note([RowsReopened(self._session, round_, rows_text, len(wanted), {}, asked, at)])
+        self.note([RowsReopened(self._session, round_, rows_text, len(wanted), {}, asked, time_of_day())])
         self._reopening += wanted
         return True
 

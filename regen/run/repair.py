@@ -7,12 +7,8 @@ middle, or run again, it does what is left to do. The plan and run.json cannot b
 
 from __future__ import annotations
 
-import os
-import socket
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
@@ -23,8 +19,8 @@ from regen.protocols import Plan, Storage
 from regen.records import Totals
 from regen.run.check import Checked, check
 from regen.run.held import refuse_if_alive
+from regen.run.keeper import keepers_claim, new_session
 from regen.run.record import RunRecord, require_record
-from regen.store.control import Claim
 from regen.store.files import JournalFiles
 from regen.store.findings import Code, Finding
 from regen.store.layout import journal_key
@@ -139,8 +135,8 @@ def _voided(storage: Storage, plan: Plan) -> Examined | None:
     if not examined.faults:
         return None
     refuse_if_alive(storage, summed_up(examined.ledger, OrdinalSet(plan.count), Totals()))
-    session, now = uuid.uuid4().hex[:12], datetime.now(UTC).isoformat(timespec="seconds")
-    void(storage, examined, Claim(session, socket.gethostname(), os.getpid(), os.getpid(), now), now)
+    claim = keepers_claim(new_session())
+    void(storage, examined, claim, claim.started_at)
     return examined
 
 

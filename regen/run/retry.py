@@ -7,11 +7,7 @@ without an answer; what was asked for is in the journal.
 from __future__ import annotations
 
 import json
-import os
-import socket
-import uuid
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from pydantic import ValidationError
 
@@ -20,10 +16,11 @@ from regen.errors import SpecError, UserError
 from regen.protocols import Storage
 from regen.rows import SCHEMA
 from regen.run.held import refuse_if_held, refuse_newcomer
+from regen.run.keeper import keepers_claim, keepers_release, new_session, time_of_day
 from regen.run.record import require_record
 from regen.spec import RunSpec, SourceSamplingSpec
 from regen.store.choosing import Wanted, chosen
-from regen.store.control import Claim, Released, ReleaseReason, RowsReopened
+from regen.store.control import RowsReopened
 from regen.store.journal import Journal
 from regen.store.reopened import LAST_ROUND, next_round
 
@@ -51,17 +48,16 @@ def retry(storage: Storage, wanted: Wanted, sampling: dict[str, float | int]) ->
     rows = chosen(storage, plan.count, wanted)
     if not len(rows):
         return Retry(0, None)
-    session = uuid.uuid4().hex[:12]
+    session = new_session()
     journal = Journal(storage, session, plan.count)
     replayed = journal.replay(plan.settled())
     refuse_newcomer(replayed, claim_seen, storage.url)
     round_ = next_round(replayed.records)
     if round_ > LAST_ROUND:
         raise UserError(f"{storage.url}: rows were opened again {LAST_ROUND} times; there is no room for another round")
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    journal.claim(Claim(session, socket.gethostname(), os.getpid(), os.getpid(), now))
-    opened = RowsReopened(session, round_, rows.to_text(), len(rows), sampling, _asked(wanted), now)
-    journal.publish(SCHEMA.empty_table(), (opened, Released(session, ReleaseReason.DRAINED, now)))
+    journal.claim(keepers_claim(session))
+    opened = RowsReopened(session, round_, rows.to_text(), len(rows), sampling, _asked(wanted), time_of_day())
+    journal.publish(SCHEMA.empty_table(), (opened, keepers_release(session)))
     return Retry(len(rows), round_)
 
 

@@ -11,11 +11,9 @@ import os
 import socket
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from regen.data.changes import ChangedFile, PlanChanges, changed_files, plan_changes
@@ -29,6 +27,7 @@ from regen.protocols import Storage
 from regen.records import WorkerId
 from regen.run.drift import Drift, accepted_drift, drift_record, refuse_after_drift
 from regen.run.held import control_records, refuse_if_held
+from regen.run.keeper import new_session, time_of_day
 from regen.run.preflight import examine, examine_lengths, require_healthy
 from regen.run.record import RunRecord, highest_temperature, make_record, read_record, require_record, write_record
 from regen.run.setup import CONFIGURED, OFF, Assignment, Purpose, RunSetup, WorkerSetup
@@ -223,7 +222,7 @@ def _setup(
         host=socket.gethostname(),
         boot_id=machine_identity(),
         driver_pid=os.getpid(),
-        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        started_at=time_of_day(),
         take_over=options.take_over,
         temperature=highest_temperature(record),
         purpose=options.purpose,
@@ -244,7 +243,7 @@ def aside_setup(record: RunRecord, target: Target, run_url: str, session: str) -
         host=socket.gethostname(),
         boot_id=machine_identity(),
         driver_pid=os.getpid(),
-        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        started_at=time_of_day(),
         take_over=False,
         temperature=highest_temperature(record),
     )
@@ -265,8 +264,3 @@ def worker_setup(run: RunSetup, target: Target) -> WorkerSetup:
         eos_token_ids=target.eos_token_ids,
         answers=answer_format(run.spec, target.profile, target.template_source),
     )
-
-
-def new_session() -> str:
-    """A name that no other start has."""
-    return uuid.uuid4().hex[:12]

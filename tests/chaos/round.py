@@ -192,6 +192,15 @@ class Round:
         pids = self._head.titled(title) if self._head is not None else []
         return self.draw.choice(pids) if pids else None
 
+    def _strike_driver(self, excuse: str, number: signal.Signals) -> str | None:
+        if not (living := [one for one in self._drivers if one.lives]):
+            return None
+        self._doom()
+        victim = self.draw.choice(living)
+        victim.excuse = excuse
+        victim.process.send_signal(number)
+        return f"{number.name} {victim.process.pid}"
+
     def _doom(self) -> None:
         """Whatever works now may lose what is not committed."""
         self._look()
@@ -220,13 +229,7 @@ class Round:
         return f"kill -9 {pid}"
 
     def driver(self) -> str | None:
-        if not (living := [one for one in self._drivers if one.lives]):
-            return None
-        self._doom()
-        victim = self.draw.choice(living)
-        victim.excuse = "killed"
-        victim.process.kill()
-        return f"kill -9 {victim.process.pid}"
+        return self._strike_driver("killed", signal.SIGKILL)
 
     def starting_driver(self) -> str | None:
         """At planning, claiming, the engines' start: wherever it is by then."""
@@ -238,13 +241,7 @@ class Round:
         return self.driver()
 
     def drain(self) -> str | None:
-        if not (living := [one for one in self._drivers if one.lives]):
-            return None
-        self._doom()
-        victim = self.draw.choice(living)
-        victim.excuse = "SIGTERM"
-        victim.process.terminate()
-        return f"SIGTERM {victim.process.pid}"
+        return self._strike_driver("SIGTERM", signal.SIGTERM)
 
     def rival(self) -> str | None:
         """A second start beside whoever is there, or within a second of the first."""
