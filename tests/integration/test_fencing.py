@@ -21,12 +21,17 @@ def speak(world: World, session: Session) -> None:
 
 def work(world: World, session: Session, seconds: float = 3.0) -> None:
     """Rows are handed out, made, received and committed."""
+    make(world, session, ROWS)
+    world.pass_time(seconds)
+
+
+def make(world: World, session: Session, rows: int) -> None:
+    """Rows are handed out, and so many of each worker's made and received."""
     speak(world, session)
     for worker in list(session.workers.values()):
-        worker.end_rows(ROWS)
+        worker.end_rows(rows)
     world.settle()
     speak(world, session)
-    world.pass_time(seconds)
 
 
 def replays(session: Session) -> None:
@@ -108,11 +113,7 @@ def test_of_two_take_overs_at_once_the_first_claim_wins() -> None:
 def test_a_frozen_coordinator_that_wakes_writes_nothing_more() -> None:
     with World() as world:
         frozen = world.start(FOUR, 2.0)
-        speak(world, frozen)
-        for worker in frozen.workers.values():
-            worker.end_rows(2)
-        world.settle()
-        speak(world, frozen)  # rows are received, and not committed yet
+        make(world, frozen, 2)  # rows are received, and not committed yet
         frozen.process.freeze()
         other = world.start(2, 2.0, take_over=True)
         work(world, other)
@@ -208,11 +209,7 @@ def test_a_claim_of_a_killed_predecessor_that_lands_late_fences_nobody() -> None
 def test_a_file_of_a_killed_coordinator_that_lands_late_is_counted_and_nothing_of_it_made_again() -> None:
     with World() as world:
         session = world.start(FOUR, 2.0)
-        speak(world, session)
-        for worker in session.workers.values():
-            worker.end_rows(2)
-        world.settle()
-        speak(world, session)
+        make(world, session, 2)
         session.process.is_held = True
         while not session.process.is_writing():
             world.pass_time(1.0)
@@ -228,11 +225,7 @@ def test_a_file_of_a_killed_coordinator_that_lands_late_is_counted_and_nothing_o
 def test_a_run_of_four_is_resumed_by_seven_with_another_interval() -> None:
     with World() as world:
         first = world.start(FOUR, 1.0)
-        speak(world, first)
-        for worker in first.workers.values():
-            worker.end_rows(1)
-        world.settle()
-        speak(world, first)
+        make(world, first, 1)
         world.pass_time(3.0)
         committed = set(world.winners)
         assert len(committed) == FOUR

@@ -256,13 +256,17 @@ def write_credentials(path: Path, access_key: str) -> None:
     )
 
 
-def test_expired_credentials_are_looked_for_again(
-    proxy: FaultyProxy, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    credentials = tmp_path / "credentials"
+@pytest.fixture
+def credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only place where boto3 finds keys; nothing is there yet."""
+    path = tmp_path / "credentials"
     for name in KEYS:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path))
+    return path
+
+
+def test_expired_credentials_are_looked_for_again(proxy: FaultyProxy, s3: S3Server, credentials: Path) -> None:
     write_credentials(credentials, "first")
     storage = storage_behind(proxy, s3)
     storage.create("run.json", b"{}")
@@ -356,13 +360,7 @@ def test_many_threads_share_one_storage_while_its_credentials_expire(proxy: Faul
     assert sorted(created) == list(range(20))
 
 
-def test_no_secret_shows(
-    proxy: FaultyProxy, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    credentials = tmp_path / "credentials"
-    for name in KEYS:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
+def test_no_secret_shows(proxy: FaultyProxy, s3: S3Server, credentials: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_credentials(credentials, "an-access-key")
     storage = storage_behind(proxy, s3)
     storage.create("run.json", b"{}")
