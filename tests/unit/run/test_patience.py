@@ -51,3 +51,11 @@ def test_what_is_refused_is_refused_at_once() -> None:
     with pytest.raises(StoreRefused):
         patiently(lambda: work_on(script), lambda text: None, clock.wait, lambda: clock.now)
     assert clock.waits == []
+
+
+def test_it_waits_ever_longer_up_to_a_limit() -> None:
+    clock = Clock()
+    script = failing(12, StoreUnavailable("away"))
+    assert patiently(lambda: work_on(script), print, clock.wait, lambda: clock.now) == 7
+    assert 0.5 <= clock.waits[0] <= 1.5
+    assert all(LONGEST_WAIT_SECONDS / 2 <= seconds <= LONGEST_WAIT_SECONDS * 1.5 for seconds in clock.waits[5:])
