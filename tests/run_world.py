@@ -18,7 +18,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO
@@ -43,6 +43,8 @@ from regen.records import (
 )
 from regen.rows import SCHEMA, from_bytes, to_bytes
 from regen.run import coordinator as coordinators
+from regen.run import failed_rows
+from regen.run import worker as workers
 from regen.run.coordinator import Coordinator
 from regen.run.schedule import SILENT_SECONDS, Orders, Report, Schedule
 from regen.run.setup import Assignment, RunSetup, WorkerSetup
@@ -64,7 +66,8 @@ ATTEMPTS = 2
 SLOTS_PER_REPLICA = 3  # a replica holds one and a quarter times as many rows
 TICK_SECONDS = 0.5
 
-_real_sleep, _real_report, _real_count = asyncio.sleep, Schedule.report, totals.count
+_real_sleep, _real_report = asyncio.sleep, Schedule.report
+_real_count, _real_table = totals.count, failed_rows.storable_table
 _process: contextvars.ContextVar[Process] = contextvars.ContextVar("process")
 
 
@@ -88,6 +91,15 @@ class _Loop(asyncio.SelectorEventLoop):
 
     def jump(self, seconds: float) -> None:
         self._now += seconds
+
+    async def rest(self) -> None:
+        """Until nothing is left to do but to let time pass."""
+        for _ in range(1000):
+            await _real_sleep(0)
+            timers = self._scheduled  # type: ignore[attr-defined]
+            if not self._ready and not (timers and timers[0].when() <= self._now):  # type: ignore[attr-defined]
+                return
+        raise Broken("something goes on and on without time passing")
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
@@ -138,6 +150,8 @@ class Process:
         self.calls: deque[tuple[asyncio.Future[Any], Callable[[], Any]]] = deque()
         self.heard: dict[WorkerId, float] = {}
         self.granted: dict[WorkerId, set[int]] = {}
+        # By slot, from the newest report: incarnation, seq, rows that are listed or were handed out on it.
+        self.listed: dict[int, tuple[int, int, set[int]]] = {}
         self.gone: set[WorkerId] = set()
         self.accepted: set[int] = set()
         self.answering: set[asyncio.Task[Any]] = set()
@@ -202,11 +216,13 @@ class Process:
         await self.coordinator.worker_gone(worker)
         if self.coordinator._run is not None:
             self.gone.add(worker)
+            self.world.check_accounts(self)
 
     async def answer(self, request: ExchangeRequest) -> ExchangeReply:
         await self.thawed()
         self.world.note_zombie(self, request.worker)
-        self.heard[request.worker] = self.world.loop.time()
+        if self.coordinator._run is not None:  # before, it answers `wait` and takes nothing in
+            self.heard[request.worker] = self.world.loop.time()
         reply = await self.coordinator.exchange(request)
         self.world.check_reply(request, reply)
         return reply
@@ -351,6 +367,7 @@ class Replica(Worker):
                 continue
             if failing:
                 self.session.explain(ordinal)
+                self.world.failures[ordinal, lease.round] += 1
                 future.set_exception(RowFailed("engine_error", "x"))
             else:
                 future.set_result(finished(ordinal, lease.round, self.id.slot))
@@ -359,6 +376,16 @@ class Replica(Worker):
         for task in (self.talk, *self._tasks.values()):
             if task is not None and task is not asyncio.current_task(self.world.loop):
                 task.cancel()
+
+
+def _table_of(row: OutputRow) -> pa.Table:
+    """The worker's `storable_table`. Rows are few and made again and again: each is written out once."""
+    return _finished_table(row.ordinal, row.round, row.observed.replica)
+
+
+@cache
+def _finished_table(ordinal: int, round_: int, slot: int) -> pa.Table:
+    return _real_table(finished(ordinal, round_, slot))
 
 
 @cache
@@ -376,9 +403,8 @@ class Cheap:
 
     def __init__(self, source: Any, where: str) -> None:
         data = source if isinstance(source, bytes) else source.read()
-        self.digest = hashlib.blake2b(data, digest_size=16).hexdigest()
-        head, _, body = data.partition(b"\n")
-        self.where, self.entry, self._table = where, json.loads(head), from_bytes(body)
+        self.where = where
+        self.digest, self.entry, self._table = _read(data)
 
     @staticmethod
     def encode(table: pa.Table, entry: Mapping[str, Any]) -> bytes:
@@ -390,6 +416,12 @@ class Cheap:
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
         return self._table if columns is None else self._table.select(list(columns))
+
+
+@lru_cache(maxsize=64)
+def _read(data: bytes) -> tuple[str, Any, pa.Table]:
+    head, _, body = data.partition(b"\n")
+    return hashlib.blake2b(data, digest_size=16).hexdigest(), json.loads(head), from_bytes(body)
 
 
 class _NoEngine:
@@ -538,6 +570,7 @@ class World:
         self.in_flight: list[Callable[[], Any]] = []
         self.broken: list[str] = []
         self.seen: Counter[str] = Counter()
+        self.failures: Counter[tuple[int, int]] = Counter()  # attempts that have failed, by row and round
         self._stack = ExitStack()
 
     def __enter__(self) -> World:
@@ -563,6 +596,7 @@ class World:
             (journals, "RowsFile", Cheap),
             (files, "RowsFile", Cheap),
             (totals, "count", _count),
+            (workers, "storable_table", _table_of),
             (coordinators, "open_storage", lambda url, *options: _process.get().storage),
             (coordinators, "open_plan", lambda storage: PLAN),
             (coordinators, "TICK_SECONDS", TICK_SECONDS),
@@ -586,7 +620,7 @@ class World:
 
     def settle(self) -> None:
         """Whatever can happen now without time passing happens."""
-        self.loop.run_until_complete(_turns())
+        self.loop.run_until_complete(self.loop.rest())
 
     def pass_time(self, seconds: float) -> None:
         until = self.loop.time() + seconds
@@ -660,6 +694,7 @@ class World:
                 session.is_over = True
                 self._check_end(session, coordinator._error)
             self._explain_silence(session)
+            self.check_accounts(session.process)
         self.require_nothing_broken()
 
     def _check_end(self, session: Session, error: Exception | None) -> None:
@@ -696,7 +731,7 @@ class World:
     def require(self, holds: bool, what: str) -> None:
         if not holds:
             self.broken.append(what)
-            raise Broken(what)
+            raise Broken(self.broken[0])  # what follows from the first is no news
 
     def require_nothing_broken(self) -> None:
         if self.broken:
@@ -750,7 +785,12 @@ class World:
         twice = orders.accepted & process.accepted
         self.require(not twice, f"rows {sorted(twice)} are received twice")
         process.accepted |= orders.accepted
+        before = process.granted.get(speaker, set())
         process.granted[speaker] = {grant.ordinal for grant in orders.grants}
+        is_repeated = process.listed.get(speaker.slot, ())[:2] == (speaker.incarnation, report.seq)
+        handed_anew = process.granted[speaker] - (before if is_repeated else set())
+        self._note_listed(process, report, orders)
+        self._check_attempts(process, orders)
         if not orders.grants:
             return
         claims = [file for file in self.files[process.first_file :] if file.claims and file.session == session.name]
@@ -760,7 +800,7 @@ class World:
         self.require(speaker not in process.gone, f"{speaker} is dead and gets rows")
         for worker in session.workers.values():
             is_known = worker.id in process.heard and worker.is_silent_for is not process and not session.is_over
-            for ordinal in process.granted[speaker] & worker.holds() if is_known and worker.id != speaker else ():
+            for ordinal in handed_anew & worker.holds() if is_known and worker.id != speaker else ():
                 self.require(False, f"row {ordinal} is handed to {speaker} while {worker.id} lists it")
 
     def _note(self, process: Process, report: Report, orders: Orders) -> None:
@@ -774,6 +814,40 @@ class World:
             "result of a zombie": orders.accepted and report.worker not in process.session.ids(),
         }.items():
             self.seen[name] += bool(happens)
+
+    @staticmethod
+    def _note_listed(process: Process, report: Report, orders: Orders) -> None:
+        """What a slot holds by its newest report. An older one, or one of a replaced worker, says nothing."""
+        incarnation, seq, _ = process.listed.get(report.worker.slot, (-1, -1, set()))
+        if (report.worker.incarnation, report.seq) >= (incarnation, seq):
+            holds = {*report.running, *report.awaiting, *(grant.ordinal for grant in orders.grants)}
+            process.listed[report.worker.slot] = report.worker.incarnation, report.seq, holds
+
+    def _check_attempts(self, process: Process, orders: Orders) -> None:
+        """A failed attempt counts once, however often it is told."""
+        assert process.coordinator._run is not None
+        round_of = process.coordinator._run.reopened.round_of
+        counted = {grant.ordinal: grant.attempt - 1 for grant in orders.grants}
+        counted |= {row.ordinal: row.attempts for row in orders.exhausted}
+        for ordinal, failed in counted.items():
+            times = self.failures[ordinal, round_of(ordinal)]
+            self.require(failed <= times, f"row {ordinal} has failed {times} times, and {failed} are counted")
+
+    def check_accounts(self, process: Process) -> None:
+        """Rows in flight are with somebody not known to be dead; rows received are on their way into the journal."""
+        if (run := process.coordinator._run) is None or process.is_dead or process.is_frozen:
+            return
+        holders = [
+            holds
+            for slot, (incarnation, _, holds) in process.listed.items()
+            if WorkerId(slot, incarnation) not in process.gone
+        ]
+        held = len(set().union(*holders))
+        self.require(run.schedule.in_flight <= held, f"{run.schedule.in_flight} rows in flight, and {held} are held")
+        on_their_way = run.publisher.uncommitted_rows + len(process.coordinator._exhausted)
+        self.require(
+            run.schedule.received == on_their_way, f"{run.schedule.received} rows received, {on_their_way} on their way"
+        )
 
     def check_reply(self, request: ExchangeRequest, reply: ExchangeReply) -> None:
         for ordinal in reply.settled:
@@ -810,8 +884,3 @@ class World:
         self.require(sum(replayed.totals.by_status().values()) == ROWS, "planned is not the sum of outcomes")
         self.require(not len(replayed.reopened.pending), "re-opened rows were not made")
         self.require(replayed.next_number == len(self.files), "files are not read back")
-
-
-async def _turns() -> None:
-    for _ in range(14):
-        await _real_sleep(0)
