@@ -200,6 +200,10 @@ class Process:
             carry_out(*self.calls.popleft())
             self.world.settle()
 
+    @property
+    def has_ended(self) -> bool:
+        return self.coordinator._phase in (Phase.FINISHED, Phase.DRAINED, Phase.FAILED)
+
     def is_writing(self) -> bool:
         """The oldest call on its way is the publication of a file."""
         return bool(self.calls) and "Publisher._commit" in getattr(self.calls[0][1], "__qualname__", "")
@@ -225,6 +229,8 @@ class Process:
             self.heard[request.worker] = self.world.loop.time()
         reply = await self.coordinator.exchange(request)
         self.world.check_reply(request, reply)
+        if self.has_ended:
+            self.session.told_by_the_ended.add(request.worker)
         return reply
 
     def kill(self) -> None:
@@ -459,6 +465,7 @@ class Session:
     drain_until: float | None = None
     workers: dict[int, Replica] = field(default_factory=dict)
     zombies: list[Replica] = field(default_factory=list)
+    told_by_the_ended: set[WorkerId] = field(default_factory=set)
     incarnations: Counter[int] = field(default_factory=Counter)
     begun_rows: Counter[int] = field(default_factory=Counter)
     explained: Counter[int] = field(default_factory=Counter)
@@ -500,7 +507,8 @@ class Session:
             self.zombies.remove(worker)
             return
         self.world.require(
-            self.process.coordinator._phase in (Phase.FINISHED, Phase.DRAINED, Phase.FAILED) or self.is_over,
+            # A coordinator that has ended says so, and may die afterwards: Ray's next one knows nothing of it.
+            self.process.has_ended or self.is_over or worker.id in self.told_by_the_ended,
             f"{worker.id} of {self.name} was told to stop while its session goes on",
         )
 
@@ -689,7 +697,7 @@ class World:
         """What drivers see: a session that has ended, and why."""
         for session in self.alive:
             coordinator = session.process.coordinator
-            if coordinator._phase in (Phase.FINISHED, Phase.DRAINED, Phase.FAILED) and not session.process.is_frozen:
+            if session.process.has_ended and not session.process.is_frozen:
                 session.phase, session.error = coordinator._phase, coordinator._error
                 session.is_over = True
                 self._check_end(session, coordinator._error)
