@@ -16,12 +16,11 @@ import math
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 
 from regen.observe.length_curve import Curve
 from regen.observe.lengths import Group, LengthModel, Lengths, Running, gathered
 from regen.observe.speed import Beat, Speed
+from regen.records import Eta, EtaState
 
 # No token for so long, and it is said. Engines tell of tokens in steps of seconds.
 STALLED_AFTER_SECONDS = 60.0
@@ -34,27 +33,6 @@ _CLOSE, _STRIDE = 0.005, 1.3
 # How far the rate to come may well be off that of the last minutes. Where the longest row is sure to reach its cap,
 # nothing else is open.
 _RATE_OFF = 1.05
-
-
-class EtaState(StrEnum):
-    WARMING = "warming"  # too little is seen
-    ESTIMATING = "estimating"
-    STALLED = "stalled"  # no token comes: the seconds are those from when they come again
-    FINISHED = "finished"
-
-
-@dataclass(frozen=True, slots=True)
-class Eta:
-    """Seconds from `now` to the end: the 10th, 50th and 90th percentile; None while nothing can be said.
-
-    `naive_seconds` is what the rows that this session has finished would say: too little, since short rows end first.
-    """
-
-    state: EtaState
-    low_seconds: float | None = None
-    mid_seconds: float | None = None
-    high_seconds: float | None = None
-    naive_seconds: float | None = None
 
 
 class Estimator:

@@ -8,10 +8,11 @@ from statistics import median
 
 import pytest
 
-from regen.observe.eta import Estimator, Eta, EtaState
+from regen.observe.eta import Estimator
 from regen.observe.length_curve import Curve, edges_to
 from regen.observe.lengths import Group, Running
 from regen.observe.speed import Beat
+from regen.records import Eta, EtaState
 from tests.simulated_run import (
     Session,
     Source,
