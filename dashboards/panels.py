@@ -199,8 +199,8 @@ RUN_ROW = Row(
         ),
         Panel(
             "Accept length",
-            "Tokens per verification step over committed rows, and over the last ten minutes by the engines' own"
-            " counters. 1 is what there is without speculation.",
+            "Tokens per verification step: over all committed rows, and over those of the last ten minutes. 1 is what"
+            " there is without speculation.",
             "none",
             (
                 Query("regen_accept_length{%run%}", "committed rows"),
@@ -233,8 +233,8 @@ RUN_ROW = Row(
             "percentunit",
             (
                 Query(
-                    f"sum by (instance) (regen_rows_done_total{{%source%,{BAD}}})"
-                    " / clamp_min(sum by (instance) (regen_rows_done_total{%source%}), 1)",
+                    f"sum by (instance) (regen_rows_standing{{%source%,{BAD}}})"
+                    " / clamp_min(sum by (instance) (regen_rows_standing{%source%}), 1)",
                     "of all",
                 ),
                 Query(
@@ -250,10 +250,10 @@ RUN_ROW = Row(
         ),
         Panel(
             "Rows by outcome",
-            "Committed rows, and those that are still to be made.",
+            "Rows by the outcome that holds now, and those that are still to be made.",
             "short",
             (
-                Query("sum by (status) (regen_rows_done_total{%source%})", "{{status}}"),
+                Query("sum by (status) (regen_rows_standing{%source%})", "{{status}}"),
                 Query("sum(regen_rows_remaining{%source%})", "remaining"),
             ),
             kind="stack",
@@ -415,7 +415,7 @@ SPECULATION_ROW = Row(
     (
         Panel(
             "Accept length by replica",
-            "By the engines' own counters, over the window of the graph. 1 is what there is without speculation.",
+            "Over the rows that were committed in the window of the graph. 1 is what there is without speculation.",
             "none",
             (
                 Query(
@@ -517,7 +517,7 @@ SOURCES_ROW = Row(
             (
                 Query("sum by (source) (regen_rows_planned{%source%})", "planned"),
                 Query("sum by (source) (regen_rows_remaining{%source%})", "remaining"),
-                Query('sum by (source) (regen_rows_done_total{%source%,status=~"ok|native"})', "good"),
+                Query('sum by (source) (regen_rows_standing{%source%,status=~"ok|native"})', "good"),
                 Query("sum by (source) (regen_output_tokens_total{%source%})", "output tokens"),
                 Query(
                     "sum by (source) (regen_output_tokens_total{%source%})"
@@ -547,8 +547,8 @@ SOURCES_ROW = Row(
             "percentunit",
             (
                 Query(
-                    f"sum by (source) (regen_rows_done_total{{%source%,{BAD}}})"
-                    " / clamp_min(sum by (source) (regen_rows_done_total{%source%}), 1)",
+                    f"sum by (source) (regen_rows_standing{{%source%,{BAD}}})"
+                    " / clamp_min(sum by (source) (regen_rows_standing{%source%}), 1)",
                     "{{source}}",
                 ),
             ),
