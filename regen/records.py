@@ -781,3 +781,4 @@ class CoordinatorStatus:
     loop_lag_seconds: float = 0.0
     last_commit_age_seconds: float = 0.0
     credentials_seconds_left: float | None = None
+    published: Totals | None = None

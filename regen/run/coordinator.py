@@ -16,11 +16,11 @@ import os
 import time
 import traceback
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import cast
+from typing import TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,8 +28,9 @@ import pyarrow.compute as pc
 from regen import rows
 from regen.data.plan import open_plan
 from regen.errors import Fenced, RegenError, RunHeld, StoreError, StoreUnavailable, UserError
-from regen.observe.metrics import Endpoint, Snapshot
+from regen.observe.endpoint import Endpoint, told_awaited
 from regen.observe.progress import Pace, Sample
+from regen.observe.snapshot import Snapshot
 from regen.protocols import Plan, Storage
 from regen.records import (
     Command,
@@ -57,6 +58,7 @@ from regen.run.limits import too_many_failed
 from regen.run.patience import Patience
 from regen.run.publisher import Publisher, ordinals
 from regen.run.restarts import PROVEN_FILLS
+from regen.run.run_facts import deadline_seconds, run_facts
 from regen.run.schedule import Exhausted, Grant, Report, Schedule
 from regen.run.setup import Assignment, Purpose, RunSetup
 from regen.run.speculation import SpeculationControl
@@ -80,9 +82,13 @@ ADOPTION_SECONDS = 15.0
 BREAKER_DRAIN_SECONDS = 60.0
 # When speculation is what ends the run.
 SPECULATION_DRAIN_SECONDS = 60.0
+# So long a scrape waits for the loop to give it its numbers.
+_SNAPSHOT_SECONDS = 5.0
 _FEWEST_WARMUP_ROWS = 8
 _WORKING = (ReplicaState.RUNNING, ReplicaState.DRAINING)
 _ENDED = (Phase.FINISHED, Phase.DRAINED, Phase.FAILED)
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -215,6 +221,16 @@ class Coordinator:
             self._run.schedule.slot_lost(slot)
             self._run.speculation.slot_lost(slot)
 
+    async def farewell(self) -> str | None:
+        """All workers have left. Who has yet to scrape the final numbers, for people; None: nobody is waited for.
+
+        One that was restarted meanwhile waits for nobody, and begins nothing.
+        """
+        if self._endpoint is None or isinstance(self._error, Fenced | RunHeld):
+            return None
+        awaited = self._endpoint.farewell(self._spec.metrics.hold_seconds)
+        return None if awaited is None else told_awaited(self._endpoint.url, awaited)
+
     async def close(self) -> None:
         """Stop at once, publishing nothing: what a kill does, for coordinators that share a process with others."""
         for task in (self._work, self._beating):
@@ -223,7 +239,9 @@ class Coordinator:
                 await asyncio.gather(task, return_exceptions=True)
         if self._run is not None:
             await self._run.publisher.cancel()
-        self._close_endpoint()
+        if self._endpoint is not None:
+            endpoint, self._endpoint = self._endpoint, None
+            await asyncio.to_thread(endpoint.close)
 
     # --- the work --------------------------------------------------------------------------------
 
@@ -249,7 +267,8 @@ class Coordinator:
             self._error = self._error or RegenError(f"the coordinator failed: {type(error).__name__}: {error}")
         self._phase = self._ending_phase()
         await self._leave_holder()
-        self._close_endpoint()
+        if self._endpoint is not None:
+            self._endpoint.release()
 
     async def _open(self) -> _OpenRun:
         """Replay, then claim: nothing is leased before. Waits for a store that is away."""
@@ -562,6 +581,7 @@ class Coordinator:
             store_error=str(self._patience.error) if self._patience.error else None,
             error=self._error,
             dismissed=run.garbage.dismissed if run else (),
+            last_commit_age_seconds=time.monotonic() - run.publisher.published_at if run else 0.0,
         )
 
     async def _serve_metrics(self, run: _OpenRun) -> None:
@@ -569,8 +589,10 @@ class Coordinator:
         metrics = self._spec.metrics
         if metrics.port is None:
             return
+        loop = asyncio.get_running_loop()
+        snapshot = _on_loop(loop, lambda: self._snapshot(run))
         try:
-            self._endpoint = Endpoint(metrics.host, metrics.port, lambda: self._snapshot(run))
+            self._endpoint = await asyncio.to_thread(Endpoint, metrics.host, metrics.port, snapshot, {})
             await asyncio.to_thread(self._endpoint.check)
         except UserError:
             if not run.is_restart:
@@ -578,12 +600,8 @@ class Coordinator:
             traceback.print_exc()
 
     def _snapshot(self, run: _OpenRun) -> Snapshot:
-        return Snapshot(self._status(), run.planned_by_source, time.monotonic() - run.publisher.published_at)
-
-    def _close_endpoint(self) -> None:
-        if self._endpoint is not None:
-            self._endpoint.close()
-            self._endpoint = None
+        deadline = deadline_seconds(self._setup.started_at, self._spec.limits.hours, datetime.now(UTC))
+        return Snapshot(self._status(), run.planned_by_source, run_facts(self._spec), deadline)
 
     def _claim(self) -> Claim:
         setup = self._setup
@@ -640,6 +658,15 @@ class Coordinator:
             beat_at=_time_of_day(),
             state=state,
         )
+
+
+def _on_loop(loop: asyncio.AbstractEventLoop, make: Callable[[], T]) -> Callable[[], T]:
+    """For other threads: what belongs to the loop is looked at there, between its steps, and never half-way."""
+
+    async def made() -> T:
+        return make()
+
+    return lambda: asyncio.run_coroutine_threadsafe(made(), loop).result(_SNAPSHOT_SECONDS)
 
 
 def _outdated(reopened: Reopened, table: pa.Table | None) -> frozenset[int]:
