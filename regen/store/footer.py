@@ -17,7 +17,7 @@ from regen.store import control, totals
 from regen.store.control import Record, Standing
 from regen.store.parquet import naming_damage
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
