@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
-from regen.observe.metrics import VERDICTS
+from regen.observe.readers import VERDICTS
 from regen.records import EtaState, Phase, ReplicaState, SlotState
 
 GREEN, ORANGE, RED, BLUE, GREY = "green", "orange", "red", "blue", "gray"

@@ -230,7 +230,9 @@ def test_every_series_and_label_that_is_named_was_scraped(watched: Watched) -> N
     rules = [rule["expr"] for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
     scraped = watched.server.asked("series", **{"match[]": '{job="regen"}'})
     for expr in [*exprs, *rules]:
-        labels = {label for one in selectors(expr) for found in scraped if found["__name__"] == one.name for label in found}
+        labels = {
+            label for one in selectors(expr) for found in scraped if found["__name__"] == one.name for label in found
+        }
         if "ALERTS" not in expr:
             assert grouped_by(expr) <= labels, expr
         for selector in selectors(expr):
