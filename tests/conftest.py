@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.prometheus_server import NoPrometheus, Programs, programs
 from tests.s3_server import KEYS, S3Server, s3_server
 from tests.trainers import NotInstallable, trainer_environment
 
@@ -86,6 +87,17 @@ def trainer() -> Callable[[str], Path]:
             pytest.skip(str(error))
 
     return environment
+
+
+@pytest.fixture(scope="session")
+def debian_prometheus() -> Programs:
+    """A real Prometheus (tests/prometheus_server.py). CI must get it; elsewhere its tests are skipped without."""
+    try:
+        return programs()
+    except NoPrometheus as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""A real Prometheus for tests, and its promtool: Debian's package, unpacked below `.cache/prometheus` when it is not installed.
+"""A real Prometheus for tests, and its promtool: what is on the PATH, or Debian's package below `.cache/prometheus`.
 
 Unpacked only: nothing is installed, no service starts. Needs `apt-get` and `dpkg`, but not root. Costs seconds and
 100 MB, once.
@@ -116,7 +116,7 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(folder: Path, target_port: int, rules: Path | None = None) -> Iterator[Prometheus]:
+def prometheus(found: Programs, folder: Path, target_port: int, rules: Path | None = None) -> Iterator[Prometheus]:
     """A server that scrapes one port of loopback each second as job `regen`; ended, by pid, when the block ends."""
     config = {
         "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
@@ -125,8 +125,8 @@ def prometheus(folder: Path, target_port: int, rules: Path | None = None) -> Ite
     }
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
     port = free_port()
-    words = [
-        programs().prometheus,
+    words: list[str | Path] = [
+        found.prometheus,
         f"--config.file={folder / 'prometheus.yml'}",
         f"--storage.tsdb.path={folder / 'prometheus'}",
         f"--web.listen-address=127.0.0.1:{port}",

@@ -7,6 +7,7 @@ than a minute serves all tests.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -22,11 +23,11 @@ import pytest
 import yaml
 
 from dashboards.panels import ROWS, Query
+from regen.run.session import standing
 from regen.spec import dump_spec
 from regen.store.local import LocalStorage
-from regen.run.session import standing
 from tests.processes import REGEN, free_port, kill, started, titled, wait_until
-from tests.prometheus_server import NoPrometheus, Prometheus, Series, programs, prometheus
+from tests.prometheus_server import Programs, Prometheus, Series, prometheus
 from tests.promql import VARIABLE, filled, grouped_by, selectors
 from tests.runs import conversations, make_spec, with_draft, write_jsonl
 
@@ -40,6 +41,10 @@ SOURCES = {HOSTILE, "code"}
 QUERIES = [(panel.title, query) for row in ROWS for panel in row.panels for query in panel.queries]
 # What this run cannot know: it lies in a local folder.
 NOT_KNOWN_HERE = {"regen_store_credentials_seconds"}
+
+
+WARMUP = {"rows": 8, "drafts": 30, "canary_rows": 2}
+SECONDS = 240  # for what takes a few on a machine with nothing else to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,30 +61,18 @@ class Watched:
         return self.server.values(expr, self.began, self.ended, step=1)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _has_prometheus() -> None:
-    try:
-        programs()
-    except NoPrometheus as error:
-        import os
-
-        if os.environ.get("CI"):
-            pytest.fail(str(error))
-        pytest.skip(str(error))
-
-
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+def watched(tmp_path_factory: pytest.TempPathFactory, debian_prometheus: Programs) -> Iterator[Watched]:
     folder = tmp_path_factory.mktemp("watched")
     port = free_port()
     with_speculation, without = specs(folder, port)
-    with prometheus(folder, port, ALERTS) as server:
+    with prometheus(debian_prometheus, folder, port, ALERTS) as server:
         began = time.time()
         counters = first_session(folder, with_speculation, server)
         with started([*REGEN, "run", without], cwd=folder) as process:
-            assert process.wait(timeout=120) == 10, process.communicate()[0]
+            assert process.wait(timeout=SECONDS) == 10, process.communicate()[0]
         phase = 'last_over_time(regen_phase{phase="finished"}[5m]) == 1'
-        wait_until(lambda: server.now(phase), seconds=10)
+        wait_until(lambda: server.now(phase), seconds=30)
         yield Watched(server, began, time.time(), frozenset(counters), folder)
 
 
@@ -111,7 +104,7 @@ def specs(folder: Path, port: int) -> tuple[str, str]:
         metrics={"port": port},
         price={"per_gpu_hour": 2.5, "currency": "EUR"},
     )
-    for name, one in (("without.yaml", spec), ("with.yaml", with_draft(spec, folder))):
+    for name, one in (("without.yaml", spec), ("with.yaml", with_draft(spec, folder, warmup=WARMUP))):
         (folder / name).write_text(dump_spec(one), encoding="utf-8")
     return "with.yaml", "without.yaml"
 
@@ -119,18 +112,21 @@ def specs(folder: Path, port: int) -> tuple[str, str]:
 def first_session(folder: Path, spec: str, server: Prometheus) -> set[str]:
     """A replica killed, then the coordinator, then a drain. The counters that the endpoint declares."""
     with started([*REGEN, "run", spec], cwd=folder) as process:
-        wait_until(lambda: done(folder) > 20)
+        wait_until(lambda: done(folder) > 20 or process.poll() is not None, SECONDS)
+        assert process.poll() is None, process.communicate()[0]
         kill(titled(process.pid, "ray::ReplicaActor")[0])
-        wait_until(lambda: sum(server.now("regen_replica_restarts_total").values()) > 0)
+        wait_until(lambda: sum(server.now("regen_replica_restarts_total").values()) > 0, SECONDS)
         counters = {
             name for name, said in server.asked("metadata").items() if said[0]["type"] in ("counter", "histogram")
         }
         before = done(folder)
         kill(titled(process.pid, "ray::CoordinatorActor")[0])
-        wait_until(lambda: done(folder) > before + 20)
-        wait_until(lambda: server.now("regen_coordinator_restarts_total") == {key: 1 for key in server.now("up")})
+        wait_until(lambda: done(folder) > before + 20, SECONDS)
+        wait_until(
+            lambda: server.now("regen_coordinator_restarts_total") == dict.fromkeys(server.now("up"), 1), SECONDS
+        )
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 9, process.communicate()[0]
+        assert process.wait(timeout=SECONDS) == 9, process.communicate()[0]
     return counters
 
 
@@ -150,7 +146,7 @@ def test_no_counter_ever_falls(watched: Watched) -> None:
     for name in sorted(watched.counters):
         for suffix in ("", "_bucket", "_count", "_sum"):
             for series, samples in watched.server.raw(f"{name}{suffix}", watched.began, watched.ended):
-                if any(later < earlier for earlier, later in zip(samples, samples[1:], strict=False)):
+                if any(later < earlier for earlier, later in itertools.pairwise(samples)):
                     fallen[str(series)] = samples
     assert fallen == {}
 
@@ -200,10 +196,10 @@ def test_the_variables_have_the_values_of_this_run(watched: Watched) -> None:
 
 @pytest.mark.parametrize(("title", "query"), QUERIES, ids=[f"{title}: {query.legend}" for title, query in QUERIES])
 def test_every_query_returns_data_whatever_is_chosen(watched: Watched, title: str, query: Query) -> None:
-    chosen = {name: ".*" for name in VARIABLES}
+    chosen = dict.fromkeys(VARIABLES, ".*")
     used = {found[0] for found in VARIABLE.findall(query.filled)} & set(VARIABLES)
     values = values_of_variables(watched)
-    cases: list[dict[str, Any]] = [chosen, {name: "" for name in VARIABLES}, {name: [] for name in VARIABLES}]
+    cases: list[dict[str, Any]] = [chosen, dict.fromkeys(VARIABLES, ""), {name: [] for name in VARIABLES}]
     for name in sorted(used):
         cases += [{**chosen, name: [value]} for value in values[name]]
         cases += [{**chosen, name: values[name]}, {**chosen, name: ""}]
@@ -220,7 +216,7 @@ def test_every_query_returns_data_whatever_is_chosen(watched: Watched, title: st
 
 def test_a_source_that_is_chosen_is_the_only_one_shown(watched: Watched) -> None:
     (query,) = [query for title, query in QUERIES if title == "Output tokens by source"]
-    expr = filled(query.filled, **{**{name: ".*" for name in VARIABLES}, "source": [HOSTILE]})
+    expr = filled(query.filled, **{**dict.fromkeys(VARIABLES, ".*"), "source": [HOSTILE]})
     assert [series["source"] for series, _ in watched.values(expr)] == [HOSTILE]
 
 
@@ -250,14 +246,15 @@ def test_every_series_and_label_that_is_named_was_scraped(watched: Watched) -> N
 # --- the alerts ------------------------------------------------------------------------------------------------------
 
 
-def test_the_rules_are_sound() -> None:
-    said = subprocess.run([programs().promtool, "check", "rules", ALERTS], capture_output=True, text=True, timeout=60)
+def test_the_rules_are_sound(debian_prometheus: Programs) -> None:
+    words: list[str | Path] = [debian_prometheus.promtool, "check", "rules", ALERTS]
+    said = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert said.returncode == 0, said.stderr
 
 
-def test_every_alert_fires_and_does_not_fire_as_its_tests_say() -> None:
-    tests = ROOT / "dashboards" / "alerts_test.yml"
-    said = subprocess.run([programs().promtool, "test", "rules", tests], capture_output=True, text=True, timeout=120)
+def test_every_alert_fires_and_does_not_fire_as_its_tests_say(debian_prometheus: Programs) -> None:
+    words: list[str | Path] = [debian_prometheus.promtool, "test", "rules", ROOT / "dashboards" / "alerts_test.yml"]
+    said = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert said.returncode == 0, said.stdout + said.stderr
 
 
