@@ -278,10 +278,10 @@ class _Running:
             self.can_sum = False  # an older row does not count any more, and its numbers are not kept
         if not set(group["status"].unique().to_pylist()) <= set(_STATUSES):
             self.can_sum, self.published = False, None
-        if self.published is not None:
+        if self.can_sum or self.published is not None:
             made = totals.count(group)
-            self.published = totals.plus(self.published, made)
-            self.totals = totals.plus(self.totals, made) if self.can_sum else self.totals
+            self.totals = totals.plus(self.totals, made)
+            self.published = None if self.published is None else totals.plus(self.published, made)
 
     def lose_track(self) -> None:
         self.has_all = self.can_sum = False

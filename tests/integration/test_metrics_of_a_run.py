@@ -8,6 +8,8 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -43,6 +45,8 @@ class Watched:
     said: list[str] = field(default_factory=list)
     cluster: LocalCluster = field(default_factory=LocalCluster)
 
+    running: asyncio.Future[CoordinatorStatus] = field(init=False)
+
     def __post_init__(self) -> None:
         self.driver = Driver(self.cluster, self.begun.worker_setup, self.seen.append, self.said.append)
 
@@ -54,6 +58,7 @@ class Watched:
 
     async def scraped(self) -> Samples:
         """Waits for the endpoint of whichever coordinator lives now."""
+        await self.until(lambda: self.cluster.coordinator)
         assert self.cluster.coordinator is not None
         while (url := (await self.cluster.coordinator.status()).metrics_url) is None:
             await asyncio.sleep(0.1)
@@ -72,15 +77,19 @@ def watched(begun: Begun, act: Callable[[Watched], Awaitable[None]]) -> tuple[Wa
     session = Watched(begun)
 
     async def both() -> CoordinatorStatus:
-        running = asyncio.ensure_future(session.driver.run())
+        session.running = asyncio.ensure_future(session.driver.run())
         try:
             await act(session)
-            return await running
+            return await session.running
         finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            session.running.cancel()
+            await asyncio.gather(session.running, return_exceptions=True)
 
     return session, virtual_time.run(both())
+
+
+def has_done(begun: Begun, rows: int) -> bool:
+    return standing(begun.storage).totals.done >= rows
 
 
 async def nothing(session: Watched) -> None: ...
@@ -113,7 +122,7 @@ def test_no_counter_falls_when_coordinators_die(tmp_path: Path) -> None:
     async def act(session: Watched) -> None:
         scrapes.append(await session.scraped())
         for rows in (10, 25):
-            await session.until(lambda rows=rows: standing(session.begun.storage).totals.done >= rows)
+            await session.until(partial(has_done, session.begun, rows))
             scrapes.append(await session.scraped())
             assert session.cluster.coordinator is not None
             await session.cluster.coordinator.restart()
@@ -125,7 +134,7 @@ def test_no_counter_falls_when_coordinators_die(tmp_path: Path) -> None:
     begun = begun_with(tmp_path, engine={**ENGINE, "faults": faults}, metrics={"hold_seconds": 30})
     _, last = watched(begun, act)
     assert last.phase is Phase.FINISHED
-    for before, after in zip(scrapes, scrapes[1:], strict=False):
+    for before, after in pairwise(scrapes):
         has_not_fallen(before, after)
     assert of(scrapes[0], "regen_rows_done_total") == 0
     assert of(scrapes[-1], "regen_rows_done_total", status="ok") == 40
@@ -147,7 +156,7 @@ def test_rows_that_are_made_again_count_again_and_stand_once(tmp_path: Path) -> 
     assert retry(begun.storage, Wanted(frozenset({Status.OK})), {"max_tokens": 3}).rows == 40
     again = resume(begun.storage.url, StartOptions(processes=1), say=lambda text: None)
     watched(again, to_the_end)
-    for before, after in zip(scrapes, scrapes[1:], strict=False):
+    for before, after in pairwise(scrapes):
         has_not_fallen(before, after)
     made = scrapes[-1]
     assert of(made, "regen_rows_done_total") == 80
@@ -216,9 +225,7 @@ def test_nobody_is_waited_for_longer_than_was_asked(tmp_path: Path, hold_seconds
     async def act(session: Watched) -> None:
         await session.until(session.is_ended)
         ended_at.append(time.monotonic())
-        running = session.driver
-        while not running.has_left:
-            await asyncio.sleep(0.1)
+        await session.until(lambda: session.running.done())
         ended_at.append(time.monotonic())
 
     watched(begun_with(tmp_path, metrics={"hold_seconds": hold_seconds}), act)
