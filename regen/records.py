@@ -503,7 +503,7 @@ class ReplicaStats:
 
     `counted_at` is when the counters were read, in seconds on the worker's own monotonic clock; `arm` names the
     speculation that this engine was started with, `started_seconds` how long it took to load; `warmup` is None until
-    the warm-up has ended.
+    the warm-up has ended. `metrics_error` says why the engine's own metrics are not served, where they are wanted.
     """
 
     state: ReplicaState
@@ -518,6 +518,7 @@ class ReplicaStats:
     warmup: WarmupReport | None = None
     first_request_at: float | None = None  # epoch seconds on the worker's clock
     last_completion_at: float | None = None
+    metrics_error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

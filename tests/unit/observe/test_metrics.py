@@ -24,6 +24,7 @@ from regen.records import (
     Label,
     Phase,
     ReplicaTotals,
+    RetryReason,
     SlotState,
     SlotTally,
     SourceTotals,
@@ -126,7 +127,7 @@ def test_a_row_that_was_made_again_counts_with_each_outcome_and_stands_once() ->
 
 def test_tallies_are_those_that_were_published() -> None:
     spent = SlotTally(engine_seconds=7200, preemptions=3, slot_seconds={SlotState.STARVED: 12.5})
-    found = samples(snapshot(tally=Tally(slots={0: spent, 5: spent}, retries={"stalled": 4}, store_errors=2)))
+    found = samples(snapshot(tally=Tally(slots={0: spent, 5: spent}, retries={RetryReason.STALLED: 4}, store_errors=2)))
     assert value(found, "regen_replica_preemptions_total", replica="0") == 3
     assert value(found, "regen_replica_slot_seconds_total", replica="0", state="starved") == 12.5
     assert value(found, "regen_retries_total", reason="stalled") == 4
