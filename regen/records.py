@@ -706,12 +706,14 @@ class SlotTally:
     """What has happened in one replica slot since the run began, over all its engines and sessions.
 
     `slot_seconds` are seconds times sequences; `engine_seconds` those that an engine was held, starting or running;
-    neither has the time without a coordinator. Tokens are the engines' own counts, warm-ups and dropped rows among
-    them. `starts` are engines that were begun, `restarts` those of them that were not the first of a session;
-    `stalls` are rows and engines that were given up because no token came, or no word.
+    `gpu_seconds` are the same times the GPUs that it held then. None has the time without a coordinator. Tokens are
+    the engines' own counts, warm-ups and dropped rows among them. `starts` are
+    engines that were begun, `restarts` those of them that were not the first of a session; `stalls` are rows and
+    engines that were given up because no token came, or no word.
     """
 
     engine_seconds: float = 0.0
+    gpu_seconds: float = 0.0
     sampled_tokens: int = 0
     computed_prompt_tokens: int = 0
     prefix_hit_tokens: int = 0

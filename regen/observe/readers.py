@@ -156,7 +156,7 @@ def eta_seconds(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def gpu_seconds(snapshot: Snapshot) -> float:
-    return sum(slot.engine_seconds for slot in snapshot.status.tally.slots.values()) * snapshot.facts.gpus
+    return sum(slot.gpu_seconds for slot in snapshot.status.tally.slots.values())
 
 
 def cost_so_far(snapshot: Snapshot) -> Iterator[Sample]:

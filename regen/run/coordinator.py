@@ -60,7 +60,7 @@ from regen.run.limits import too_many_failed
 from regen.run.patience import Patience
 from regen.run.publisher import Publisher, ordinals
 from regen.run.restarts import PROVEN_FILLS
-from regen.run.run_facts import deadline_seconds, run_facts
+from regen.run.run_facts import deadline_seconds, gpus_per_replica, run_facts
 from regen.run.schedule import Exhausted, Grant, Report, Schedule
 from regen.run.setup import Assignment, Purpose, RunSetup
 from regen.run.speculation import SpeculationControl
@@ -602,7 +602,7 @@ class Coordinator:
             for slot, stats in self._replicas.items()
             if slot in self._heard or not is_adopting
         }
-        run.tally.look(now, slots)
+        run.tally.look(now, slots, gpus_per_replica(self._spec))
         run.tally.hung(run.schedule.hung(now))
         run.tally.store_failed(self._patience.failures)
 
