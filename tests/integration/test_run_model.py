@@ -10,14 +10,12 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, ClassVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
-from regen.errors import StoreError
 from tests.run_world import ROWS, Session, World
 
 EXAMPLES = int(os.environ.get("REGEN_MODEL_EXAMPLES", "2000"))
@@ -180,14 +178,7 @@ class Run(RuleBasedStateMachine):
 
     @fault()
     def write_of_the_dead_lands(self, which: int) -> None:
-        self.land(which)
-
-    def land(self, which: int) -> None:
-        files = len(self.world.files)
-        if self.world.in_flight:
-            with suppress(StoreError):
-                self.world.in_flight.pop(which % len(self.world.in_flight))()
-            self.world.seen["write of the dead"] += len(self.world.files) - files
+        self.world.land(which)
 
     # --- coordinators and sessions -------------------------------------------------------------------
 
@@ -213,7 +204,7 @@ class Run(RuleBasedStateMachine):
         for _ in range(calls):
             self.world.settle()
             session.process.carry_out_one()
-        self.land(-1)
+        self.world.land(-1)
         if not hangs_again:
             session.process.release()
 
