@@ -59,8 +59,8 @@ class Speed:
         self._stalled_after_seconds = stalled_after_seconds
         self._last: Beat | None = None  # the latest beat that had new tokens
         self._busy_seconds = 0.0
-        self._seen_at = 0.0
         self._seen: Beat | None = None
+        self._at_work_since: float | None = None  # without a token since
         self._level = _Faded(_LEVEL_SECONDS)
         self._cost = _Faded(_COST_SECONDS)
 
@@ -71,6 +71,8 @@ class Speed:
             return
         self._busy_seconds += (self._seen.busy + beat.busy) / 2 * (beat.now - self._seen.now)
         self._seen = beat
+        if self._at_work_since is None and beat.busy:
+            self._at_work_since = beat.now
         tokens, seconds = beat.useful_tokens - self._last.useful_tokens, beat.now - self._last.now
         if not tokens or seconds <= 0:
             return
@@ -83,6 +85,7 @@ class Speed:
     def _begin(self, beat: Beat) -> None:
         self._last = self._seen = beat
         self._busy_seconds = 0.0
+        self._at_work_since = beat.now if beat.busy else None
 
     @property
     def is_known(self) -> bool:
@@ -90,9 +93,11 @@ class Speed:
         return self._level.weight > 0
 
     def is_stalled(self, now: float) -> bool:
-        """There is work, and nothing comes of it for longer than large steps would explain."""
-        last = self._last
-        return last is not None and self.is_known and now - last.now > self._stalled_after_seconds
+        """Nothing has come for longer than large steps would explain. Before the first token, only work in vain counts:
+        engines that start are not stalled.
+        """
+        since = self._last.now if self._last is not None and self.is_known else self._at_work_since
+        return since is not None and now - since > self._stalled_after_seconds
 
     def seconds(self, tokens_in_a_row: float, tokens_of_all: float, slots: int, spread: float = 0.0) -> float:
         """For so many tokens of one sequence that runs to the end, while all together get `tokens_of_all`.

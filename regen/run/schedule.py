@@ -166,6 +166,11 @@ class Schedule:
         return len(self._received)
 
     @property
+    def queued(self) -> int:
+        """Rows that this session is to make and nobody holds."""
+        return max(0, self.left - len(self._holders) - len(self._received))
+
+    @property
     def suspects(self) -> int:
         """Rows that are leased apart."""
         return len(self._suspects)
