@@ -99,14 +99,10 @@ class _OpenRun:
     totals_at_start: Totals
     is_restart: bool
     garbage: GarbageDuty
-<<<<<<< HEAD
+    tally: RunningTally
     progress: ProgressDuty
     heartbeat: Heartbeat
     credentials: CredentialWatch
-=======
-    tally: RunningTally
-    pace: Pace = field(default_factory=Pace)
->>>>>>> w6-totals
     warmup: tuple[PlannedRow, ...] | None = None
     _totals: tuple[int, Totals] | None = None
     _published_tally: tuple[int, Tally] | None = None
@@ -153,13 +149,7 @@ class Coordinator:
         self._opened_at = time.monotonic()
         self._fleet = Fleet(setup.spec.engine.replicas, setup.spec.engine.slots)
         self._exhausted: list[tuple[Exhausted, WorkerId]] = []
-<<<<<<< HEAD
-=======
         self._gone_early: list[tuple[WorkerId, bool]] = []
-        self._heard: dict[int, WorkerId] = {}
-        self._sampled_before = 0
-        self._paced_tokens = 0
->>>>>>> w6-totals
         self._leasing_since: float | None = None
         self._steps: list[GenerationSteps] = []
         self._session_rows = 0
@@ -227,12 +217,8 @@ class Coordinator:
 
         A coordinator that is still replaying knows of no rows: then the death is only one more.
         """
-<<<<<<< HEAD
         self._fleet.gone(worker.slot)
-=======
-        self._replicas[worker.slot] = _gone(self._replicas[worker.slot])
         is_stall = death is not None and death.is_stall
->>>>>>> w6-totals
         if (run := self._run) is None:
             self._gone_early.append((worker, is_stall))
             return Toll()
@@ -319,7 +305,6 @@ class Coordinator:
         garbage = GarbageDuty(engine.slots, plan.count, replayed.records, engine.replicas)
         by_source = {source.name: source.rows for source in plan.summary.sources}
         return _OpenRun(
-<<<<<<< HEAD
             plan,
             by_source,
             journal,
@@ -329,12 +314,10 @@ class Coordinator:
             journal.totals,
             is_restart,
             garbage,
+            tally,
             ProgressDuty(self._setup, plan, journal, reopened, is_restart),
             self._heartbeat,
             CredentialWatch(storage),
-        )
-=======
-            plan, by_source, journal, schedule, publisher, speculation, journal.totals, is_restart, garbage, tally
         )
 
     def _tally_so_far(self, journal: Journal) -> RunningTally:
@@ -343,7 +326,6 @@ class Coordinator:
         for worker, is_stall in self._gone_early:
             tally.gone(worker, is_stall)
         return tally
->>>>>>> w6-totals
 
     def _schedule(self, journal: Journal, reopened: Reopened, is_restart: bool) -> Schedule:
         """A schedule that knows what earlier coordinators knew of rows that are not done."""
@@ -424,16 +406,9 @@ class Coordinator:
 
     def _look_after_speculation(self, run: _OpenRun, now: float) -> None:
         """What was decided goes into the journal; a failure ends the run, and so does the end of `regen calibrate`."""
-<<<<<<< HEAD
         seconds_left = self._within_hours(run.progress.eta(now).mid_seconds, now)
         run.speculation.tick(now, seconds_left, self._row_seconds(run, now))
-        run.publisher.note(run.speculation.unwritten(_time_of_day()))
-=======
-        run.pace.add(Sample(now, self._paced_tokens, self._session_rows))
-        seconds_left = run.pace.progress(run.schedule.left).rough_seconds_left
-        run.speculation.tick(now, self._within_hours(seconds_left, now), self._row_seconds(run, now))
         run.publisher.note(run.speculation.unwritten(utc_now()))
->>>>>>> w6-totals
         error = run.speculation.error
         if self._drain_until is None and (error is not None or run.speculation.has_what_it_came_for):
             self._error = self._error or error
@@ -602,8 +577,8 @@ class Coordinator:
         has_queue, may_lease = run.schedule.queued > run.schedule.suspects, self._may_lease(run) and not is_adopting
         slots = {
             slot: sequences(stats, has_queue, may_lease)
-            for slot, stats in self._replicas.items()
-            if slot in self._heard or not is_adopting
+            for slot, stats in self._fleet.stats.items()
+            if self._fleet.has_heard(slot) or not is_adopting
         }
         run.tally.look(now, slots)
         run.tally.hung(run.schedule.hung(now))
@@ -642,7 +617,7 @@ class Coordinator:
             store_error=str(self._patience.error) if self._patience.error else None,
             error=self._error,
             dismissed=run.garbage.dismissed if run else (),
-<<<<<<< HEAD
+            tally=run.published_tally if run else Tally(),
             queued=run.schedule.queued if run else 0,
             reopened=run.reopened_left if run else 0,
             uncommitted_bytes=run.publisher.uncommitted_bytes if run else 0,
@@ -658,16 +633,13 @@ class Coordinator:
         if run is None:
             return None
         return HolderProgress(
-            at=_time_of_day(),
+            at=utc_now(),
             phase=self._phase,
             eta=run.progress.eta(now),
             useful_tokens_per_second=run.progress.tokens_per_second,
             in_flight=run.schedule.in_flight,
             queued=run.schedule.queued,
             accept_length=self._fleet.accept_length,
-=======
-            tally=run.published_tally if run else Tally(),
->>>>>>> w6-totals
         )
 
     async def _serve_metrics(self, run: _OpenRun) -> None:
@@ -698,58 +670,6 @@ class Coordinator:
     def _released(self) -> Record:
         return Released(self._setup.session, ReleaseReason(self._ending_phase().value), utc_now())
 
-<<<<<<< HEAD
-=======
-    def _keep_beat(self, run: _OpenRun, now: float) -> None:
-        """Aside: a store that hangs must not hold up the ticks."""
-        if now - self._last_beat_at < BEAT_SECONDS:
-            return
-        if self._beating is not None:
-            if not self._beating.done():
-                return
-            self._beating.result()
-        self._last_beat_at = now
-        self._beating = asyncio.ensure_future(self._beat_once(run))
-
-    async def _beat_once(self, run: _OpenRun) -> None:
-        """Another's name in holder.json is a reason to look at the fence first, and not to write over it before."""
-        if self._beat and not self._is_in_doubt and await asyncio.to_thread(self._is_named_another):
-            self._is_in_doubt = True
-            run.publisher.look_at_once()
-            return
-        self._is_in_doubt = False
-        self._beat += 1
-        await self._write_holder(HolderState.RUNNING)
-
-    async def _write_holder(self, state: HolderState) -> None:
-        """holder.json is for people and starters; that it cannot be written stops nothing: publishing decides."""
-        if self._storage is not None:
-            with suppress(StoreError):
-                await asyncio.to_thread(write_holder, self._storage, self._holder(state))
-
-    def _is_named_another(self) -> bool:
-        assert self._storage is not None, "the run is open"
-        try:
-            holder = read_holder(self._storage)
-        except StoreError:
-            return False
-        return holder is not None and holder.session != self._setup.session
-
-    def _holder(self, state: HolderState) -> Holder:
-        setup = self._setup
-        return Holder(
-            session=setup.session,
-            host=setup.host,
-            boot_id=setup.boot_id,
-            coordinator_pid=os.getpid(),
-            driver_pid=setup.driver_pid,
-            started_at=setup.started_at,
-            beat=self._beat,
-            beat_at=utc_now(),
-            state=state,
-        )
-
->>>>>>> w6-totals
 
 def _outdated(reopened: Reopened, table: pa.Table | None) -> frozenset[int]:
     """Rows of a round before the one that is wanted: opened again while somebody else, too, had made them."""
@@ -780,24 +700,3 @@ def _failures(records: Sequence[Record], reopened: Reopened) -> dict[int, int]:
         for ordinal, round_, attempts in record.attempts
         if round_ == reopened.round_of(ordinal)
     }
-
-
-<<<<<<< HEAD
-def _time_of_day() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
-=======
-def _unheard(slots: int) -> ReplicaStats:
-    """A replica that has said nothing yet: it is shown from the first moment, with zeros."""
-    return ReplicaStats(ReplicaState.STARTING, slots, 0, 0.0, EngineCounters())
-
-
-def _gone(last: ReplicaStats) -> ReplicaStats:
-    """A replica that has ended: what its engine has made stays counted, what it is doing does not."""
-    counters = replace(last.counters, running=0, waiting=0, kv_usage=0.0)
-    return replace(last, state=ReplicaState.STOPPED, running_rows=0, loop_lag_seconds=0.0, counters=counters)
-
-
-def _completion_tokens(table: pa.Table) -> int:
-    generations = pc.list_flatten(table.column("generations"))
-    return int(pc.sum(pc.list_value_length(pc.struct_field(generations, "completion_token_ids"))).as_py() or 0)
->>>>>>> w6-totals

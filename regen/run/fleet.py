@@ -47,6 +47,10 @@ class Fleet:
         """No engine comes there any more."""
         self._lost.add(slot)
 
+    def has_heard(self, slot: int) -> bool:
+        """Since this coordinator began."""
+        return slot in self._heard
+
     @property
     def sampled_tokens(self) -> int:
         return self._sampled_before + sum(stats.counters.output_tokens for stats in self.stats.values())

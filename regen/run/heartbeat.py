@@ -8,12 +8,12 @@ import asyncio
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
 
 from regen.errors import StoreError
 from regen.protocols import Storage
 from regen.run.setup import RunSetup
 from regen.store.holder import Holder, HolderProgress, HolderState, read_holder, write_holder
+from regen.store.machine import utc_now
 
 BEAT_SECONDS = 2.0
 # Word of the end is a courtesy: a store that hangs gets no more than that for it.
@@ -84,7 +84,7 @@ class Heartbeat:
             driver_pid=setup.driver_pid,
             started_at=setup.started_at,
             beat=self._beat,
-            beat_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            beat_at=utc_now(),
             state=state,
             progress=self._progress(),
         )
