@@ -59,6 +59,7 @@ from regen.store.journal import Journal
 from regen.store.layout import JOURNAL, journal_key
 from regen.store.reopened import next_round
 from regen.store.replay import Replayed, replay
+from regen.store.tally import newest_tally, tally_of
 from tests.memory_storage import MemoryStorage
 from tests.output_rows import MemoryPlan, observed, observed_generation, output_row
 
@@ -583,6 +584,7 @@ class World:
         self.files: list[File] = []
         self.winners: dict[int, Winner] = {}
         self.holder: str | None = None
+        self.told = (0, 0, 0, 0, 0)
         self.was_fenced: set[str] = set()
         self.faults: deque[str] = deque()
         self.unreadable = 0
@@ -781,6 +783,7 @@ class World:
         self.seen["retry ended"] += sum(isinstance(record, RetriesEnded) for record in footer.records)
         self.files.append(File(footer.number, footer.session, bool(claims)))
         self._check_totals(footer, key)
+        self._check_tally(footer, key)
 
     def _count(self, row: dict[str, Any]) -> None:
         ordinal, round_ = row["ordinal"], row["round"]
@@ -813,6 +816,22 @@ class World:
                 by_replica[row.replica] += row.tokens
         told_tokens = {replica: part.output_tokens for replica, part in footer.totals.by_replica.items()}
         self.require(told_tokens == dict(by_replica), f"{key}: its tokens by replica are not those of its rows")
+
+    def _check_tally(self, footer: footers.Footer, key: str) -> None:
+        """No count falls, whoever publishes; none is above what has happened."""
+        tally = tally_of(newest_tally(footer.records))
+        if not newest_tally(footer.records):
+            return
+        failed, restarts = sum(tally.retries.values()), tally.coordinator_restarts
+        self.require(failed <= sum(self.failures.values()), f"{key}: {failed} failed attempts are told")
+        claims = Counter(file.session for file in self.files if file.claims)
+        self.require(restarts <= sum(claims.values()) - len(claims), f"{key}: {restarts} restarts are told")
+        starts = sum(slot.starts for slot in tally.slots.values())
+        counts = (failed, restarts, starts, sum(slot.restarts for slot in tally.slots.values()), tally.store_errors)
+        self.require(
+            all(now >= before for now, before in zip(counts, self.told, strict=True)), f"{key}: {counts} < {self.told}"
+        )
+        self.told = counts
 
     def check_orders(self, process: Process, report: Report, orders: Orders) -> None:
         """What the schedule decides, at the moment when it does."""
