@@ -274,6 +274,9 @@ def test_a_stranger_is_not_asked_for_its_port() -> None:
         with pytest.raises(UserError, match="cannot listen"):
             Endpoint("127.0.0.1", stranger.getsockname()[1], snapshot, {})
         thread.join()
+        stranger.setblocking(False)
+        with pytest.raises(BlockingIOError):  # it was connected to once
+            stranger.accept()
     assert [request.split(b" ")[0] for request in heard] == [b"HEAD"]
 
 
