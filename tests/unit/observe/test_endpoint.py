@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from functools import partial
+from pathlib import Path
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
@@ -19,6 +20,7 @@ import pytest
 from regen.errors import UserError
 from regen.observe import http_server
 from regen.observe.endpoint import Endpoint, Page, told_awaited
+from regen.observe.process_metrics import serve_process_metrics
 from regen.observe.snapshot import Snapshot
 from tests.snapshots import parsed, scraped, served, snapshot
 
@@ -328,6 +330,23 @@ def test_a_scrape_that_failed_has_seen_nothing() -> None:
             scraped(endpoint)
         caught.value.close()
         assert endpoint.farewell(None) is not None
+
+
+# --- a process' own --------------------------------------------------------------------------------
+
+
+def own(server: http_server.HttpServer) -> str:
+    with closing(server), urlopen(f"{server.url}/metrics", timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def test_what_a_process_has_registered_is_served() -> None:
+    assert "python_info" in own(serve_process_metrics("127.0.0.1", 0))
+
+
+def test_or_what_lies_in_the_folder_for_many_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    assert own(serve_process_metrics("127.0.0.1", 0)) == ""
 
 
 def test_served_closes() -> None:
