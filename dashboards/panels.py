@@ -767,10 +767,10 @@ STORE_ROW = Row(
         ),
         Panel(
             "Credentials",
-            "Seconds until the store's keys end. Not a number where that is not known, or where they have no end.",
+            "Seconds until the store's keys end. Not a number where that is not known, or where they renew themselves.",
             "s",
             (Query("regen_store_credentials_seconds{%run%}", "{{instance}}"),),
-            steps=((None, RED), (600, ORANGE), (1800, GREEN)),
+            steps=((None, RED), (1800, ORANGE), (7200, GREEN)),
         ),
     ),
 )
