@@ -114,9 +114,11 @@ def test_the_spec_of_each_profile_fits_its_services(profile: str) -> None:
 
 def test_prometheus_scrapes_where_the_coordinator_listens_and_reads_the_rules() -> None:
     config = yaml.safe_load((ROOT / "deploy" / "prometheus.yml").read_text())
-    jobs = {job["job_name"]: job["static_configs"][0]["targets"] for job in config["scrape_configs"]}
-    port = load_spec(ROOT / "examples" / "compose-cpu.yaml").metrics.port
-    assert jobs["regen"] == [f"head:{port}"]
+    jobs = {job["job_name"]: job for job in config["scrape_configs"]}
+    metrics = load_spec(ROOT / "examples" / "compose-cpu.yaml").metrics
+    assert jobs["regen"]["static_configs"] == [{"targets": [f"head:{metrics.port}"]}]
+    assert jobs["engine"]["dns_sd_configs"] == [{"names": ["worker"], "type": "A", "port": metrics.engine_port}]
+    assert all("worker" in SERVICES[name]["networks"]["default"]["aliases"] for name in ("worker-cpu", "worker-gpu"))
     assert all("head" in SERVICES[name]["networks"]["default"]["aliases"] for name in ("head-cpu", "head-gpu"))
     mounted = {mount.split(":")[1]: ROOT / mount.split(":")[0] for mount in SERVICES["prometheus"]["volumes"]}
     assert [mounted[rules] for rules in config["rule_files"]] == [ROOT / "dashboards" / "alerts.yml"]
