@@ -155,7 +155,7 @@ def _history(chance: random.Random, done: int, tokens: int):
         drafts, accepted = drafts + step, accepted + step * chance.gauss(1.1, 0.04)
         yield Seen(
             at, session, int(done * sofar / whole), int(tokens * sofar / whole), int(drafts), int(accepted),
-            int(sofar // 90),
+            {"restarts": int(sofar // 90), "stalls": int(sofar // 200)},
         )  # fmt: skip
 
 
@@ -171,7 +171,7 @@ def _replica(slot: int, chance: random.Random, hostile: str) -> ReplicaFacts:
 def _sample(number: int, hostile: str) -> SampleFacts:
     turns = (
         TurnFacts("system", f"Be brief.{hostile}"),
-        TurnFacts("user", f"What is {number} + 1?\n\nאיפה הספרייה?{hostile}"),
+        TurnFacts("user", f"What is {number} + 1?\n\nWo ist die Straße?{hostile}"),
         TurnFacts("assistant", f"It is {number + 1}. " * 40 + hostile, 120, f"turn 0, 212 tokens, stop{hostile}", True),
     )
     return SampleFacts(

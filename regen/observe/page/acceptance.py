@@ -21,16 +21,17 @@ def acceptance_section(facts: PageFacts) -> Element:
     most = _highest(facts)
     sources = [(name_of(source.name), *_cells(source.acceptance, most)) for source in facts.sources]
     lengths = [(_range(index), *_cells(seen, most)) for index, seen in sorted(facts.by_length.items())]
-    columns = ("accept length", "of the best", "steps", "accepted tokens", "by position")
+    columns = ("accept length", "of the best", "steps", "accepted tokens", "by position, %")
+    left = ("of the best",)
     return section(
         "acceptance",
         "Acceptance",
-        table("Accept length by source", ("source", *columns), sources, ("all", *_cells(facts.acceptance, most))),
+        table("Accept length by source", ("source", *columns), sources, ("all", *_cells(facts.acceptance, most)), left),
         _positions(facts.acceptance),
-        table("Accept length by length of the answer", ("output tokens", *columns), lengths),
+        table("Accept length by length of the answer", ("output tokens", *columns), lengths, left=left),
         remark(
-            "Accept length is 1 + accepted / steps, from the engine's own counters of committed rows; degenerate ones are"
-            " not among them: a loop is easy to draft. By position: the share of steps that accepted so many tokens."
+            "Accept length is 1 + accepted / steps, from the engine's own counters of committed rows; degenerate ones"
+            " are not among them: a loop is easy to draft. By position: the share of steps that accepted as many."
         ),
     )
 
@@ -43,8 +44,8 @@ def shares(acceptance: Acceptance) -> list[float]:
 
 
 def positions_told(acceptance: Acceptance) -> str:
-    """`53 % 21 % 7 %`."""
-    return "  ".join(figures.share(one) for one in shares(acceptance)) or figures.UNKNOWN
+    """In percent: `53 · 21 · 7.2`."""
+    return " · ".join(f"{100 * one:.{0 if one >= 0.1 else 1}f}" for one in shares(acceptance)) or figures.UNKNOWN
 
 
 def _positions(acceptance: Acceptance) -> Element:
@@ -52,7 +53,9 @@ def _positions(acceptance: Acceptance) -> Element:
         (f"{number}", figures.share(one), bar((("line", one),), figures.share(one)))
         for number, one in enumerate(shares(acceptance), start=1)
     ]
-    return table("Acceptance by position in the draft", ("position", "steps that accepted it", "share"), rows)
+    return table(
+        "Acceptance by position in the draft", ("position", "steps that accepted it", "share"), rows, left=("share",)
+    )
 
 
 def _cells(acceptance: Acceptance, most: float) -> tuple[Node, ...]:

@@ -20,13 +20,13 @@ class Assets:
 
 @cache
 def assets() -> Assets:
-    """Read once a process. Raises ValueError if one of them could end its own element."""
-    style, script = (_packaged(name) for name in ("page.css", "page.js"))
+    """Read once a process."""
+    style, script = (packaged(name) for name in ("page.css", "page.js"))
     return Assets(style, script, hashlib.blake2b(f"{style}\0{script}".encode(), digest_size=8).hexdigest())
 
 
 def policy(is_live: bool) -> str:
-    """Everything is forbidden but the page's own style and script, by their hash; a live page may ask its own server."""
+    """Forbids everything but the page's own style and script, by their hash; a live page may ask its own server."""
     rules = (
         "default-src 'none'",
         f"style-src '{_hash(assets().style)}'",
@@ -39,7 +39,8 @@ def policy(is_live: bool) -> str:
     return "; ".join(rules)
 
 
-def _packaged(name: str) -> str:
+def packaged(name: str) -> str:
+    """A text of this package. Raises ValueError if it could end the element that it stands in."""
     text = resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
     if "</" in text or "<!--" in text:
         raise ValueError(f"{name} must not hold '</' or '<!--': it stands inside its element as it is")

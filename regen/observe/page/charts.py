@@ -1,7 +1,7 @@
 """Charts as SVG that stretches with the page while its text and strokes keep their size.
 
-Positions along the page are percentages, heights are pixels; colours are classes, since the page's policy forbids inline
-style. Every chart says in words what it shows, and every bar has its number beside it.
+Positions along the page are percentages, heights are pixels; colours are classes, since the page's policy forbids style
+in attributes. Every chart says in words what it shows, and every bar has its number beside it.
 """
 
 from __future__ import annotations
@@ -61,20 +61,26 @@ def time_chart(series: Series, over: Span, marks: Sequence[Event]) -> Element:
         "figure",
         e("figcaption", e("b", series.title), ", ", series.unit),
         e(
-            "svg",
-            e("title", said),
-            _grid(axis),
-            _time_labels(over),
-            [_mark(kind, at, over, text) for kind, at, text in _grouped(marks, over)],
-            _lines(series.stretches, over, axis),
-            [_dot(place, over, axis) for stretch in series.stretches if len(stretch) == 1 for place in stretch],
-            None if values else e("text", "nothing measured yet", x="50%", y=_TOP + _HEIGHT / 2, text_anchor="middle"),
-            class_="chart",
-            role="img",
-            aria_label=said,
-            height=_TOP + _HEIGHT + _LABELS,
+            "div",
+            _axis(axis),
+            e(
+                "svg",
+                e("title", said),
+                _grid(axis),
+                _time_labels(over),
+                [_mark(kind, at, over, text) for kind, at, text in _grouped(marks, over)],
+                _lines(series.stretches, over, axis),
+                [_dot(place, over, axis) for stretch in series.stretches if len(stretch) == 1 for place in stretch],
+                None
+                if values
+                else e("text", "nothing measured yet", x="50%", y=_TOP + _HEIGHT / 2, text_anchor="middle"),
+                class_="chart",
+                role="img",
+                aria_label=said,
+                height=_TOP + _HEIGHT + _LABELS,
+            ),
+            class_="axes",
         ),
-        class_="plot",
     )
 
 
@@ -168,12 +174,21 @@ def _y(value: float, axis: Span) -> float:
     return _TOP + _HEIGHT * (1 - axis.share(value))
 
 
-def _grid(axis: Span) -> Iterator[Element]:
+def _steps(axis: Span) -> Iterator[tuple[float, str]]:
+    """(value, its height) of every line of the grid."""
     for step in range(_DIVISIONS + 1):
         value = axis.low + (axis.high - axis.low) * step / _DIVISIONS
-        y = f"{_y(value, axis):.1f}"
-        yield _line("0", y, "100%", y, "grid")
-        yield e("text", figures.short(value), x=0, y=y, dy=-3)
+        yield value, f"{_y(value, axis):.1f}"
+
+
+def _grid(axis: Span) -> list[Element]:
+    return [_line("0", y, "100%", y, "grid") for _, y in _steps(axis)]
+
+
+def _axis(axis: Span) -> Element:
+    """Beside the chart, so that nothing is drawn over it."""
+    labels = [e("text", figures.short(value), x="100%", y=y, dy=4, text_anchor="end") for value, y in _steps(axis)]
+    return e("svg", labels, class_="axis", aria_hidden="true", height=_TOP + _HEIGHT + _LABELS)
 
 
 def _time_labels(over: Span) -> Iterator[Element]:
@@ -231,7 +246,9 @@ def _round_up(value: float, floor: float) -> float:
     if not size > 0:
         return floor + 1.0
     power = 10.0 ** math.floor(math.log10(size))
-    return floor + next(step * power for step in (1, 2, 4, 5, 8, 10) if step * power >= size * 0.9999)
+    return floor + next(
+        step * power for step in (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10) if step * power >= size * 0.9999
+    )
 
 
 def _told(series: Series, over: Span) -> str:

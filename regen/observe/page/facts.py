@@ -45,7 +45,7 @@ class ProgressFacts:
     output_tokens: int = 0
     tokens_per_second: float | None = None
     accept_length: float | None = None
-    eta: Eta = Eta(EtaState.WARMING)
+    eta: Eta = field(default_factory=lambda: Eta(EtaState.WARMING))
     deadline_seconds: float | None = None
     gpu_seconds: float | None = None
     money: Money | None = None
@@ -53,7 +53,7 @@ class ProgressFacts:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the store said at one moment, sums since the run began. `troubles`: restarts, stalls, retries and the like."""
+    """What the store said at one moment: sums since the run began. `troubles` by what they are (`restarts`)."""
 
     at: float
     session: str
@@ -61,7 +61,7 @@ class Seen:
     output_tokens: int = 0
     drafts: int = 0
     accepted: int = 0
-    troubles: int = 0
+    troubles: Mapping[str, int] = field(default_factory=dict)
 
 
 class EventKind(StrEnum):
@@ -92,7 +92,7 @@ class SourceFacts:
     output_tokens: int = 0
     generations: int = 0
     lengths: tuple[int, ...] = ()
-    acceptance: Acceptance = Acceptance()
+    acceptance: Acceptance = field(default_factory=Acceptance)
     labels: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -122,7 +122,7 @@ class ReplicaFacts:
     loop_lag_seconds: float | None = None
     rows: int = 0
     output_tokens: int = 0
-    committed: Acceptance = Acceptance()
+    committed: Acceptance = field(default_factory=Acceptance)
     counted: Acceptance | None = None
     arm: str | None = None
     verdict: str | None = None
@@ -194,7 +194,7 @@ class PageFacts:
     events: tuple[Event, ...] = ()
     sources: tuple[SourceFacts, ...] = ()
     reasons: tuple[ReasonFacts, ...] = ()
-    acceptance: Acceptance = Acceptance()
+    acceptance: Acceptance = field(default_factory=Acceptance)
     by_length: Mapping[int, Acceptance] = field(default_factory=dict)
     replicas: tuple[ReplicaFacts, ...] = ()
     faults: FaultFacts = FaultFacts()

@@ -1,4 +1,4 @@
-"""Numbers and times as people read them. What is not known is a dash, and never a zero."""
+"""Numbers and times as people read them. What is not known says so, and is never a zero."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from regen.observe.page.html import Element, e
 
-UNKNOWN = "–"
+UNKNOWN = "n/a"
 
 
 def is_known(value: float | None) -> bool:
@@ -35,7 +35,7 @@ def ratio(value: float | None, digits: int = 2) -> str:
 
 
 def share(part: float | None, of: float | None = 1.0) -> str:
-    """`share(1, 3)` -> `33.3 %`; a dash where there is nothing to have a share of."""
+    """`share(1, 3)` -> `33.3 %`; not known where there is nothing to have a share of."""
     if part is None or not of or not math.isfinite(part / of):
         return UNKNOWN
     percent = 100 * part / of

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
+from regen.observe.page import figures
 from regen.observe.page.facts import Event, EventKind, Seen
 
 MOST_POINTS = 150
@@ -69,6 +70,8 @@ def happened(history: Sequence[Seen]) -> list[Event]:
         for session, moments in ((name, list(found)) for name, found in groupby(history, lambda seen: seen.session))
     ]
     for before, after in pairwise(history):
-        if (more := after.troubles - before.troubles) > 0:
-            events.append(Event(after.at, EventKind.FAULT, f"{more:,} restarts, stalls, retries or store errors"))
+        more = {name: count - before.troubles.get(name, 0) for name, count in after.troubles.items()}
+        told = ", ".join(f"{count:,} {name}" for name, count in more.items() if count > 0)
+        if told:
+            events.append(Event(after.at, EventKind.FAULT, f"since {figures.clock(before.at)}: {told}"))
     return events

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from html import escape
-from typing import Union
+from typing import TypeAlias
 
 _VOID = frozenset({"meta", "link", "input", "br"})
 # Tags and attributes are ours alone; data that ended up here would be a defect.
@@ -30,7 +30,7 @@ class Verbatim:
 
 
 Node = Element | Verbatim | str
-Child = Union[Node, Iterable["Child"], None]
+Child: TypeAlias = "Node | Iterable[Child] | None"
 Value = str | int | float | bool | None
 
 

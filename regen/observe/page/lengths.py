@@ -30,7 +30,9 @@ def lengths_section(facts: PageFacts) -> Element:
         "lengths",
         "Output tokens a row",
         _whole(summed, low, high),
-        table("Lengths by source", _COLUMNS, [_row(source, low, high) for source in facts.sources]),
+        table(
+            "Lengths by source", _COLUMNS, [_row(source, low, high) for source in facts.sources], left=("distribution",)
+        ),
         remark(
             "Rows made by the target, in buckets of half an octave: figures are a bucket's upper end. Short rows end"
             " first, so the distribution of an unfinished run leans to the short side."

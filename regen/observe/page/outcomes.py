@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from regen.observe.page import figures
 from regen.observe.page.charts import bar
 from regen.observe.page.facts import PageFacts, SourceFacts
-from regen.observe.page.html import Element, Node
+from regen.observe.page.html import Element, Node, e
 from regen.observe.page.parts import name_of, remark, section, table
 from regen.records import Status
 
@@ -25,9 +25,8 @@ def outcomes_section(facts: PageFacts) -> Element:
     return section(
         "outcomes",
         "Outcomes by source",
-        table("Rows by source and outcome", columns, rows, _total(facts.sources, statuses)),
-        _reasons(facts),
-        _labels(facts.sources),
+        table("Rows by source and outcome", columns, rows, _total(facts.sources, statuses), left=("so far",)),
+        e("div", _reasons(facts), _labels(facts.sources), class_="pair"),
     )
 
 
@@ -50,14 +49,15 @@ def _total(sources: Sequence[SourceFacts], statuses: Sequence[Status]) -> tuple[
     return ("all", *_cells(sum(source.planned for source in sources), summed, statuses))
 
 
-def _reasons(facts: PageFacts) -> tuple[Element | None, ...]:
+def _reasons(facts: PageFacts) -> Element:
     if not facts.reasons:
-        return (remark("No row was refused, failed or cut so far."),)
+        return remark("No row was refused, failed or cut so far.")
     ordered = sorted(facts.reasons, key=lambda reason: -reason.rows)
     shown = [(one.reason, one.status, f"{one.rows:,}") for one in ordered[:MOST_REASONS]]
     left = len(ordered) - len(shown)
-    return (
-        table("Why rows are not ok", ("reason", "outcome", "rows"), shown),
+    return e(
+        "div",
+        table("Why rows are not ok", ("reason", "outcome", "rows"), shown, left=("outcome",)),
         remark(f"And {left:,} rarer reasons.") if left else None,
     )
 

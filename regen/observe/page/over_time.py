@@ -41,7 +41,11 @@ def events_section(facts: PageFacts) -> Element:
     return section(
         "events",
         "Decisions and sessions",
-        e("div", table("What happened, the latest first", ("when", "what", "told"), rows), class_="told"),
+        e(
+            "div",
+            table("What happened, the latest first", ("when", "what", "told"), rows, left=("what", "told")),
+            class_="told",
+        ),
         remark(f"And {left:,} earlier ones.") if left else None,
     )
 

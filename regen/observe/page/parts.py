@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from regen.observe.page.facts import Fact
 from regen.observe.page.html import Child, Element, Node, e
+
+NAME_LENGTH = 60
 
 Cell = Node | None
 
@@ -16,21 +18,34 @@ def section(name: str, title: str, *children: Child) -> Element:
     return e("section", e("h2", title, id=f"{name}-title"), *children, id=name, aria_labelledby=f"{name}-title")
 
 
-def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[Cell]], total: Sequence[Cell] = ()) -> Element:
+def table(
+    caption: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Cell]],
+    total: Sequence[Cell] = (),
+    left: Container[str] = (),
+) -> Element:
     """The first cell of a row is what the row is about. It scrolls in its box where the page is too narrow for it.
 
-    A column whose name is empty is for bars.
+    Columns in `left` begin at the left: words and bars; figures end at the right.
     """
+    sides = ["left" if column in left else None for column in columns]
     name = "table-" + re.sub("[^a-z]+", "-", caption.lower()).strip("-")
-    body = [_row(cells) for cells in rows]
+    body = [_row(cells, sides) for cells in rows]
     return e(
         "div",
         e(
             "table",
             e("caption", caption),
-            e("thead", e("tr", [e("th", column, scope="col") for column in columns])),
+            e(
+                "thead",
+                e(
+                    "tr",
+                    [e("th", column, scope="col", class_=side) for column, side in zip(columns, sides, strict=True)],
+                ),
+            ),
             e("tbody", body if body else e("tr", e("td", "none yet", colspan=len(columns), class_="soft"))),
-            e("tfoot", _row(total)) if total else None,
+            e("tfoot", _row(total, sides)) if total else None,
         ),
         class_="wide",
         id=name,
@@ -50,10 +65,13 @@ def remark(*children: Child, is_bad: bool = False) -> Element:
 
 
 def name_of(text: str) -> Element:
-    """A name that the user or a data set has given: its direction of writing stays its own."""
-    return e("bdi", text)
+    """A name that the user or a data set has given: its direction of writing stays its own; a long one is cut."""
+    if len(text) <= NAME_LENGTH:
+        return e("bdi", text)
+    return e("bdi", f"{text[: NAME_LENGTH - 1]}…", title=text)
 
 
-def _row(cells: Sequence[Cell]) -> Element:
+def _row(cells: Sequence[Cell], sides: Sequence[str | None]) -> Element:
     first, *rest = cells
-    return e("tr", e("th", first or "", scope="row"), [e("td", cell or "") for cell in rest])
+    further = [e("td", cell or "", class_=side) for cell, side in zip(rest, sides[1:], strict=True)]
+    return e("tr", e("th", first or "", scope="row"), further)

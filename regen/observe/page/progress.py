@@ -1,4 +1,4 @@
-"""The first screen: is it alive, how far is it, when is it done, is it fast, does speculation pay, what does it cost."""
+"""The first screen: is it alive, how far is it, when is it done, is it fast, does speculation pay, its cost."""
 
 from __future__ import annotations
 
@@ -38,12 +38,17 @@ def _tiles(facts: PageFacts) -> Iterator[Element]:
     yield _tile("Useful tokens a second", figures.count(progress.tokens_per_second), _tokens_said(progress))
     yield _tile("Accept length", figures.ratio(progress.accept_length), _accept_said(facts))
     yield _tile("Rows without a good answer", *_lost(facts))
-    yield _tile("Engine time", figures.duration(progress.gpu_seconds), "GPU time held so far")
-    if progress.money is not None:
-        low, mid, high = progress.money.to_go
-        currency = progress.money.currency
-        to_go = f"{figures.money(mid, currency)} to go ({figures.ratio(low)} to {figures.ratio(high)})"
-        yield _tile("Cost so far", figures.money(progress.money.so_far, currency), to_go)
+    yield _cost(progress)
+
+
+def _cost(progress: ProgressFacts) -> Element:
+    """Money where the spec has a price, and time held in any case."""
+    held = f"{figures.duration(progress.gpu_seconds)} of GPU time held"
+    if (money := progress.money) is None:
+        return _tile("GPU time so far", figures.duration(progress.gpu_seconds), "no price in the spec")
+    low, mid, high = money.to_go
+    to_go = f"{figures.money(mid, money.currency)} to go ({figures.ratio(low)} to {figures.ratio(high)})"
+    return _tile("Cost so far", figures.money(money.so_far, money.currency), f"{held}; {to_go}")
 
 
 def _tile(name: str, value: str, said: Child) -> Element:

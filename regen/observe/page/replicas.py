@@ -12,7 +12,7 @@ from regen.records import SlotState
 
 _NOW = (
     "replica", "state", "rows", "waiting", "tokens/s", "KV cache", "speculation", "verdict", "accept length",
-    "by position", "loop lag",
+    "by position, %", "loop lag",
 )  # fmt: skip
 _SINCE = (
     "replica", "rows made", "output tokens", "accept length", "starts", "restarts", "stalls", "preemptions",
@@ -33,7 +33,9 @@ def replicas_section(facts: PageFacts) -> Element:
     return section(
         "replicas",
         "Replicas",
-        table("Engines now", _NOW, [_now(replica) for replica in replicas]) if lives else None,
+        table("Engines now", _NOW, [_now(replica) for replica in replicas], left=("state", "speculation", "verdict"))
+        if lives
+        else None,
         table("Engines since the run began", _SINCE, [_since(replica) for replica in replicas]),
         _slots(replicas),
     )
@@ -74,7 +76,7 @@ def _slots(replicas: tuple[ReplicaFacts, ...]) -> tuple[Element, ...]:
         return ()
     columns = ("replica", "so far", *(name for _, name in _DOING), "slot-hours")
     return (
-        table("What the slots were doing", columns, [_doing(replica) for replica in known]),
+        table("What the slots were doing", columns, [_doing(replica) for replica in known], left=("so far",)),
         remark(
             "Starved: free while rows wait. Held back: free since the store is away or uncommitted bytes are at their"
             " cap. No rows: free in the tail or in a drain."
