@@ -59,7 +59,6 @@ def made_up(sources: int = 3, replicas: int = 2, hostile: str = "", seed: int = 
             queued=20_000,
             output_tokens=sum(source.output_tokens for source in made),
             tokens_per_second=3_214.5,
-            accept_length=2.113,
             eta=Eta(EtaState.ESTIMATING, 36_000.0, 41_000.0, 60_000.0, 20_000.0),
             deadline_seconds=50_000.0,
             gpu_seconds=1_234_567.0,
@@ -100,7 +99,6 @@ def not_numbers() -> PageFacts:
     progress = replace(
         facts.progress,
         tokens_per_second=nan,
-        accept_length=nan,
         eta=Eta(EtaState.ESTIMATING, nan, nan, nan),
         deadline_seconds=nan,
         gpu_seconds=nan,
@@ -154,7 +152,7 @@ def _history(chance: random.Random, done: int, tokens: int):
         step = tokens * speed / whole / 2
         drafts, accepted = drafts + step, accepted + step * chance.gauss(1.1, 0.04)
         yield Seen(
-            at, session, int(done * sofar / whole), int(tokens * sofar / whole), int(drafts), int(accepted),
+            at, session,  int(tokens * sofar / whole), int(drafts), int(accepted),
             {"restarts": int(sofar // 90), "stalls": int(sofar // 200)},
         )  # fmt: skip
 

@@ -33,7 +33,8 @@ class Money:
 class ProgressFacts:
     """`planned` is None until the run is planned. `done` rows have an outcome, `reopened` of them are wanted once more.
 
-    `in_flight`, `uncommitted` and `queued` are None where nobody runs it. `deadline_seconds` until `limits.hours`.
+    `in_flight`, `uncommitted` and `queued` are None where nobody runs it. `engine_seconds` are those that engines
+    were held, `gpu_seconds` those times their GPUs, None where they have none. `deadline_seconds` until `limits.hours`.
     """
 
     planned: int | None
@@ -44,20 +45,22 @@ class ProgressFacts:
     queued: int | None = None
     output_tokens: int = 0
     tokens_per_second: float | None = None
-    accept_length: float | None = None
     eta: Eta = field(default_factory=lambda: Eta(EtaState.WARMING))
     deadline_seconds: float | None = None
+    engine_seconds: float | None = None
     gpu_seconds: float | None = None
     money: Money | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the store said at one moment: sums since the run began. `troubles` by what they are (`restarts`)."""
+    """What the store said at one moment: sums since the run began. `troubles` by what they are (`restarts`).
+
+    `at` is by the clock of whoever wrote it, and may go back: the order of moments is the order that they are given in.
+    """
 
     at: float
     session: str
-    done: int = 0
     output_tokens: int = 0
     drafts: int = 0
     accepted: int = 0

@@ -25,14 +25,43 @@ class Point:
 
 
 def thinned(history: Sequence[Seen], most: int = MOST_POINTS) -> tuple[Seen, ...]:
-    """In the order of time; the first and last of every session stay, between them about `most` over the whole run."""
-    known = sorted(history, key=lambda seen: seen.at)
-    if len(known) < 3:
-        return tuple(known)
-    apart = (known[-1].at - known[0].at) / most
-    return tuple(
-        seen for _, session in groupby(known, lambda seen: seen.session) for seen in _spaced([*session], apart)
-    )
+    """The first and last of every session stay, and between them about `most` over the whole run."""
+    if len(history) < 3:
+        return tuple(history)
+    apart = (max(seen.at for seen in history) - min(seen.at for seen in history)) / most
+    return tuple(seen for session in _sessions(history) for seen in _spaced(session, apart))
+
+
+def mean_rate(history: Sequence[Seen]) -> float | None:
+    """Tokens a second over all the time that somebody ran it."""
+    ends = [(session[0], session[-1]) for session in _sessions(history)]
+    seconds = sum(max(0.0, last.at - first.at) for first, last in ends)
+    return sum(last.output_tokens - first.output_tokens for first, last in ends) / seconds if seconds else None
+
+
+def stretches(history: Sequence[Seen]) -> list[list[Point]]:
+    """Of each session its points. Between sessions nothing ran, and nothing is drawn."""
+    return [
+        [_point(before, after) for before, after in pairwise(session) if after.at > before.at]
+        for session in _sessions(history)
+    ]
+
+
+def happened(history: Sequence[Seen]) -> list[Event]:
+    """Sessions that began and troubles that were counted, as far as the moments tell."""
+    events = [
+        Event(moments[0].at, EventKind.SESSION, f"session {moments[0].session} began") for moments in _sessions(history)
+    ]
+    for before, after in pairwise(history):
+        more = {name: count - before.troubles.get(name, 0) for name, count in after.troubles.items()}
+        told = ", ".join(f"{count:,} {name}" for name, count in more.items() if count > 0)
+        if told:
+            events.append(Event(after.at, EventKind.FAULT, f"since {figures.clock(before.at)}: {told}"))
+    return events
+
+
+def _sessions(history: Sequence[Seen]) -> list[list[Seen]]:
+    return [list(moments) for _, moments in groupby(history, lambda seen: seen.session)]
 
 
 def _spaced(session: Sequence[Seen], apart: float) -> Iterator[Seen]:
@@ -44,14 +73,6 @@ def _spaced(session: Sequence[Seen], apart: float) -> Iterator[Seen]:
     yield session[-1]
 
 
-def stretches(history: Sequence[Seen]) -> list[list[Point]]:
-    """Of each session its points. Between sessions nothing ran, and nothing is drawn."""
-    return [
-        [_point(before, after) for before, after in pairwise(session) if after.at > before.at]
-        for session in (list(moments) for _, moments in groupby(history, lambda seen: seen.session))
-    ]
-
-
 def _point(before: Seen, after: Seen) -> Point:
     tokens, drafts = after.output_tokens - before.output_tokens, after.drafts - before.drafts
     accepted = after.accepted - before.accepted
@@ -61,17 +82,3 @@ def _point(before: Seen, after: Seen) -> Point:
         tokens / (after.at - before.at) if tokens >= 0 else None,
         1.0 + accepted / drafts if drafts > 0 and accepted >= 0 else None,
     )
-
-
-def happened(history: Sequence[Seen]) -> list[Event]:
-    """Sessions that began and troubles that were counted, as far as the moments tell."""
-    events = [
-        Event(moments[0].at, EventKind.SESSION, f"session {session} began")
-        for session, moments in ((name, list(found)) for name, found in groupby(history, lambda seen: seen.session))
-    ]
-    for before, after in pairwise(history):
-        more = {name: count - before.troubles.get(name, 0) for name, count in after.troubles.items()}
-        told = ", ".join(f"{count:,} {name}" for name, count in more.items() if count > 0)
-        if told:
-            events.append(Event(after.at, EventKind.FAULT, f"since {figures.clock(before.at)}: {told}"))
-    return events

@@ -16,7 +16,8 @@ MOST_EVENTS = 200
 
 def over_time_section(facts: PageFacts) -> Element:
     history = thinned(facts.history)
-    over = Span(history[0].at, max(history[-1].at, history[0].at + 1)) if history else Span(facts.at - 1, facts.at)
+    times = [seen.at for seen in history] or [facts.at]
+    over = Span(min(times), max(*times, min(times) + 1.0))
     found = stretches(history)
     marks = [event for event in all_events(facts) if event.at is not None and over.low <= event.at <= over.high]
     tokens = _series("Useful tokens a second", "committed", found, lambda point: point.tokens_per_second)

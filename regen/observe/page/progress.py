@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from regen.observe.page import figures
 from regen.observe.page.charts import bar
 from regen.observe.page.facts import PageFacts, ProgressFacts
+from regen.observe.page.history import mean_rate
 from regen.observe.page.html import Child, Element, e
 from regen.observe.page.parts import remark, section
 from regen.records import EtaState, Status
@@ -35,8 +36,8 @@ def _tiles(facts: PageFacts) -> Iterator[Element]:
     progress = facts.progress
     yield _tile("Rows", _share_done(progress), _rows_said(progress))
     yield _tile("Time to go", *_eta(facts))
-    yield _tile("Useful tokens a second", figures.count(progress.tokens_per_second), _tokens_said(progress))
-    yield _tile("Accept length", figures.ratio(progress.accept_length), _accept_said(facts))
+    yield _speed(facts)
+    yield _tile("Accept length", figures.ratio(facts.acceptance.accept_length), _accept_said(facts))
     yield _tile("Rows without a good answer", *_lost(facts))
     yield _cost(progress)
 
@@ -45,7 +46,8 @@ def _cost(progress: ProgressFacts) -> Element:
     """Money where the spec has a price, and time held in any case."""
     held = f"{figures.duration(progress.gpu_seconds)} of GPU time held"
     if (money := progress.money) is None:
-        return _tile("GPU time so far", figures.duration(progress.gpu_seconds), "no price in the spec")
+        unit, seconds = ("GPU", progress.gpu_seconds) if progress.gpu_seconds else ("Engine", progress.engine_seconds)
+        return _tile(f"{unit} time so far", figures.duration(seconds), "no price in the spec")
     low, mid, high = money.to_go
     to_go = f"{figures.money(mid, money.currency)} to go ({figures.ratio(low)} to {figures.ratio(high)})"
     return _tile("Cost so far", figures.money(money.so_far, money.currency), f"{held}; {to_go}")
@@ -99,8 +101,13 @@ def _end(facts: PageFacts) -> Element | str:
     return figures.moment(facts.at + (facts.progress.eta.mid_seconds or 0.0))
 
 
-def _tokens_said(progress: ProgressFacts) -> str:
-    return f"{figures.short(progress.output_tokens)} tokens committed since the run began"
+def _speed(facts: PageFacts) -> Element:
+    """Now, or over all the time that it ran."""
+    committed = f"{figures.short(facts.progress.output_tokens)} tokens committed since the run began"
+    if figures.is_known(facts.progress.tokens_per_second):
+        return _tile("Useful tokens a second", figures.count(facts.progress.tokens_per_second), committed)
+    mean = mean_rate(facts.history)
+    return _tile("Useful tokens a second", figures.count(mean), f"on average while it ran; {committed}")
 
 
 def _accept_said(facts: PageFacts) -> str:
