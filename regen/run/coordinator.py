@@ -64,7 +64,7 @@ from regen.run.suspects import Suspects
 from regen.store.control import Claim, Record, Released, ReleaseReason, RowAttempts, SuspectRows
 from regen.store.holder import Holder, HolderState, heartbeat, read_holder, write_holder
 from regen.store.journal import Journal
-from regen.store.machine import machine_identity, process_exists
+from regen.store.machine import machine_identity, process_exists, utc_now
 from regen.store.pilot_files import steps_key, steps_to_bytes
 from regen.store.reopened import Reopened
 from regen.store.replay import Replayed
@@ -358,7 +358,7 @@ class Coordinator:
         run.pace.add(Sample(now, self._paced_tokens, self._session_rows))
         seconds_left = run.pace.progress(run.schedule.left).rough_seconds_left
         run.speculation.tick(now, self._within_hours(seconds_left, now), self._row_seconds(run, now))
-        run.publisher.note(run.speculation.unwritten(_time_of_day()))
+        run.publisher.note(run.speculation.unwritten(utc_now()))
         error = run.speculation.error
         if self._drain_until is None and (error is not None or run.speculation.has_what_it_came_for):
             self._error = self._error or error
@@ -590,7 +590,7 @@ class Coordinator:
         return Claim(setup.session, setup.host, os.getpid(), setup.driver_pid, setup.started_at, setup.take_over)
 
     def _released(self) -> Record:
-        return Released(self._setup.session, ReleaseReason(self._ending_phase().value), _time_of_day())
+        return Released(self._setup.session, ReleaseReason(self._ending_phase().value), utc_now())
 
     def _keep_beat(self, run: _OpenRun, now: float) -> None:
         """Aside: a store that hangs must not hold up the ticks."""
@@ -637,7 +637,7 @@ class Coordinator:
             driver_pid=setup.driver_pid,
             started_at=setup.started_at,
             beat=self._beat,
-            beat_at=_time_of_day(),
+            beat_at=utc_now(),
             state=state,
         )
 
@@ -687,7 +687,3 @@ def _gone(last: ReplicaStats) -> ReplicaStats:
 def _completion_tokens(table: pa.Table) -> int:
     generations = pc.list_flatten(table.column("generations"))
     return int(pc.sum(pc.list_value_length(pc.struct_field(generations, "completion_token_ids"))).as_py() or 0)
-
-
-def _time_of_day() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -3,9 +3,10 @@
 Guarantees: `commit` returns only when its rows are durable and part of the sequence; a number is used once; as soon as
 another session has claimed the run, nothing of this one is published any more (Fenced). The first result of a row
 within its round counts, and no later one is ever written.
-Knows nothing of schedules or clocks. Blocking: call it from a thread, one call at a time; `totals`, `done`,
-`next_round` and `next_number` may be read from other threads. Costs one file per commit, and one copy of the bitmap;
-the first row that is made again, one pass over ids of older files, and then 4 bytes a row of the plan.
+Knows nothing of schedules, and reads a clock only to tell people. Blocking: call it from a thread, one call at a time;
+`totals`, `done`, `records`, `next_round` and `next_number` may be read from other threads. Costs one file per commit,
+and one copy of the bitmap; the first row that is made again, one pass over ids of older files, and then 4 bytes a row
+of the plan.
 
     journal = Journal(storage, session, plan.count)
     replayed = journal.replay(plan.settled())
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import uuid
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -36,6 +37,7 @@ from regen.store.control import Claim, Record, RunClosed, Voided
 from regen.store.files import JournalFile, JournalFiles
 from regen.store.footer import Footer, Snapshot
 from regen.store.layout import journal_key
+from regen.store.machine import utc_now
 from regen.store.parquet import RowsFile, content_digest, damaged, encode_rows, integers, texts
 from regen.store.reopened import Reopened, next_round
 from regen.store.replay import Ledger, Replayed, Settled, count_settled, read_ledger, refuse_closed, summed_up
@@ -75,12 +77,22 @@ class Published:
 class Journal:
     """One session's access to the journal. The order is: replay, claim (or resume_own), then prepare and commit."""
 
-    def __init__(self, storage: Storage, session: str, plan_rows: int, *, snapshot_every: int = SNAPSHOT_EVERY) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        session: str,
+        plan_rows: int,
+        *,
+        snapshot_every: int = SNAPSHOT_EVERY,
+        clock: Callable[[], str] = utc_now,
+    ) -> None:
+        """`clock` gives each file's `at`: see `Footer`. Nothing here depends on what it says."""
         self._files = JournalFiles(storage)
         self._storage = storage
         self._session = session
         self._plan_rows = plan_rows
         self._snapshot_every = snapshot_every
+        self._clock = clock
         self._writer = uuid.uuid4().hex
         self._ledger: Ledger | None = None
         self._settled = OrdinalSet(plan_rows)
@@ -289,6 +301,7 @@ class Journal:
             number=before.next_number,
             session=self._session,
             writer=self._writer,
+            at=self._clock(),
             plan_rows=self._plan_rows,
             rows=len(ordinals),
             table_bytes=table.nbytes,
