@@ -47,8 +47,7 @@ from regen.records import (
 from regen.run.page_events import epoch, events
 from regen.run.page_samples import sampled_rows
 from regen.run.record import RunRecord, require_record
-from regen.run.run_facts import gpus_per_replica
-from regen.spec import RunSpec
+from regen.spec import RunSpec, VllmEngineSpec
 from regen.store.control import Record
 from regen.store.history import Moment, read_history
 from regen.store.holder import Holder, HolderState, read_holder
@@ -135,7 +134,9 @@ def from_store(storage: Storage, at: datetime, with_samples: bool = True) -> Pag
     """What the folder says, whoever runs it. Raises SpecError if there is no run, JournalDamaged, StoreError."""
     record, holder = require_record(storage), read_holder(storage)
     if read_summary(storage) is None:
-        return page_facts(about_run(record, storage.url, None), Known(Totals(), Tally()), _by_holder(holder), at.timestamp())
+        return page_facts(
+            about_run(record, storage.url, None), Known(Totals(), Tally()), _by_holder(holder), at.timestamp()
+        )
     plan = open_plan(storage)
     replayed = replay(storage, plan.count, plan.settled())
     about = about_run(record, storage.url, plan.summary.sources)
@@ -187,7 +188,9 @@ def about_run(record: RunRecord, url: str, sources: Sequence[SourceSummary] | No
     return About(record.spec, url, record.fingerprint, planned, rejected, _provenance(record), sources is not None)
 
 
-def by_status(status: CoordinatorStatus, session: str, deadline_seconds: float | None, rates: Mapping[int, float]) -> Now:
+def by_status(
+    status: CoordinatorStatus, session: str, deadline_seconds: float | None, rates: Mapping[int, float]
+) -> Now:
     """What a living coordinator says."""
     return Now(
         phase=status.phase.value,
@@ -211,7 +214,7 @@ def _by_holder(holder: Holder | None, is_finished: bool = False) -> Now:
     beat = f"session {holder.session} on host {holder.host}, last heartbeat {holder.beat_at} by its own clock."
     if holder.state is not HolderState.RUNNING or is_finished:
         return Now("finished" if is_finished else holder.state.value, beat, has_ended=True)
-    if (said := holder.progress) is None:
+    if (said := getattr(holder, "progress", None)) is None:  # LATER
         return Now(holder.state.value, beat)
     return Now(
         phase=said.phase.value,
@@ -221,6 +224,10 @@ def _by_holder(holder: Holder | None, is_finished: bool = False) -> Now:
         in_flight=said.in_flight,
         queued=said.queued,
     )
+
+
+def gpus_per_replica(spec: RunSpec) -> float:  # LATER
+    return spec.engine.gpus_per_replica if isinstance(spec.engine, VllmEngineSpec) else 0.0
 
 
 def _told(replayed: Replayed) -> list[Record]:
@@ -251,14 +258,15 @@ def _progress(about: About, known: Known, now: Now) -> ProgressFacts:
 
 def _money(spec: RunSpec, gpu_seconds: float, eta: Eta) -> Money | None:
     """To go: every GPU of every replica, for as long as the ETA says."""
-    if spec.price is None:
+    price = getattr(spec, "price", None)  # LATER
+    if price is None:
         return None
-    hourly = spec.price.per_gpu_hour
+    hourly = price.per_gpu_hour
     fleet = hourly * gpus_per_replica(spec) * spec.engine.replicas / 3600
     low, mid, high = (
         None if seconds is None else seconds * fleet for seconds in (eta.low_seconds, eta.mid_seconds, eta.high_seconds)
     )
-    return Money(spec.price.currency, gpu_seconds / 3600 * hourly, (low, mid, high))
+    return Money(price.currency, gpu_seconds / 3600 * hourly, (low, mid, high))
 
 
 def _source(name: str, planned: int, totals: Totals) -> SourceFacts:
