@@ -417,13 +417,24 @@ def seal(run: Run) -> None:
 
 
 @app.command()
-def report(run: Run, as_json: AsJson = False) -> None:
-    """How the draft was accepted: by source, turn, length and draft, and where it has most to gain."""
+def report(
+    run: Run,
+    html: Annotated[Path | None, typer.Option("--html", help="Write the page here, and nothing into the run.")] = None,
+    no_samples: Annotated[bool, typer.Option("--no-samples", help="No prompts and answers on the page.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write report.html and README.md of the run, also while it runs; print how the draft was accepted."""
     from regen.observe.acceptance_tables import report_tables
     from regen.run.report import report as make_report
+    from regen.run.report_page import write_page_to, write_pages
     from regen.store.storage import open_storage
 
-    made = make_report(open_storage(run))
+    storage = open_storage(run)
+    if html is None:
+        write_pages(storage, _say, not no_samples)
+    else:
+        write_page_to(storage, html, not no_samples)
+    made = make_report(storage)
     if as_json:
         print(json.dumps(made.to_json(), indent=1))
     else:
@@ -514,6 +525,7 @@ def _conduct(begun: Begun, address: str | None, allow_rejects: bool, verbose: bo
     from regen.observe.tables import plan_table, totals_table
     from regen.run import session
     from regen.run.patience import patiently
+    from regen.run.report_page import leave_pages
 
     console = _console()
     if begun.is_new:
@@ -525,6 +537,7 @@ def _conduct(begun: Begun, address: str | None, allow_rejects: bool, verbose: bo
     if found.is_finished:
         patiently(lambda: session.seal_run(begun.storage, begun.worker_setup.run), _say)
     console.print(totals_table(found.planned, found.totals))
+    leave_pages(begun.storage, _say)
     _exit(begun.storage.url, found, allow_rejects)
 
 

@@ -62,7 +62,10 @@ SAMPLES_CHOSEN = "Committed rows from all over the run, of every source in turn;
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What does not change within a session. `planned` by source, in the plan's order, `rejected` by reason."""
+    """What does not change within a session. `planned` by source, in the plan's order, `rejected` by reason.
+
+    `eval_rows` are those of the split that is not trained on.
+    """
 
     spec: RunSpec
     url: str
@@ -70,6 +73,7 @@ class About:
     planned: Mapping[str, int]
     rejected: Mapping[str, int]
     provenance: tuple[Fact, ...]
+    eval_rows: int = 0
     is_planned: bool = True
 
 
@@ -130,27 +134,38 @@ def page_facts(about: About, known: Known, now: Now, at: float, is_live: bool = 
     )
 
 
-def from_store(storage: Storage, at: datetime, with_samples: bool = True) -> PageFacts:
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A run as its folder tells it."""
+
+    about: About
+    known: Known
+    now: Now
+
+    def page(self, at: datetime) -> PageFacts:
+        return page_facts(self.about, self.known, self.now, at.timestamp())
+
+
+def from_store(storage: Storage, with_samples: bool = True) -> StoredRun:
     """What the folder says, whoever runs it. Raises SpecError if there is no run, JournalDamaged, StoreError."""
     record, holder = require_record(storage), read_holder(storage)
     if read_summary(storage) is None:
-        return page_facts(
-            about_run(record, storage.url, None), Known(Totals(), Tally()), _by_holder(holder), at.timestamp()
-        )
+        return StoredRun(about_run(record, storage.url, None), Known(Totals(), Tally()), _by_holder(holder))
     plan = open_plan(storage)
     replayed = replay(storage, plan.count, plan.settled())
-    about = about_run(record, storage.url, plan.summary.sources)
+    pending = len(replayed.reopened.pending)
     known = Known(
         totals=replayed.totals,
         tally=tally_of(newest_tally(replayed.records)),
-        reopened=len(replayed.reopened.pending),
+        reopened=pending,
         history=seen(read_history(storage)),
         events=events(_told(replayed)),
         samples=sampled_rows(storage, current_rows(replayed.reopened)) if with_samples else None,
         samples_note=SAMPLES_CHOSEN if with_samples else SAMPLES_OFF,
     )
-    is_finished = replayed.totals.done == plan.count and not known.reopened
-    return page_facts(about, known, _by_holder(holder, is_finished), at.timestamp())
+    is_finished = replayed.totals.done == plan.count and not pending
+    about = about_run(record, storage.url, plan.summary.sources)
+    return StoredRun(about, known, _by_holder(holder, is_finished))
 
 
 def seen(moments: Iterable[Moment]) -> tuple[Seen, ...]:
@@ -185,7 +200,16 @@ def about_run(record: RunRecord, url: str, sources: Sequence[SourceSummary] | No
     for source in sources or ():
         rejected.update(source.rejected)
     planned = {source.name: source.rows for source in sources or ()}
-    return About(record.spec, url, record.fingerprint, planned, rejected, _provenance(record), sources is not None)
+    return About(
+        spec=record.spec,
+        url=url,
+        fingerprint=record.fingerprint,
+        planned=planned,
+        rejected=rejected,
+        provenance=_provenance(record),
+        eval_rows=sum(source.eval_rows for source in sources or ()),
+        is_planned=sources is not None,
+    )
 
 
 def by_status(
