@@ -6,7 +6,7 @@ row group of a few files. All texts are cut to what a page can bear.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ from regen.store.parquet import RowsFile
 
 ROWS = 12
 FILES = 8
+MORE_OF_A_FILE = 2
 MOST_MESSAGES = 8
 MOST_CHARACTERS = 2000
 _COLUMNS = (
@@ -44,7 +45,7 @@ def sampled_rows(storage: Storage, is_current: Callable[[int, int], bool]) -> tu
     kept: list[Row] = []
     for table in _tables(storage):
         known = {row["source"] for row in kept}
-        kept += list(_of_each_source(table, is_current, known))[: ROWS - len(kept)]
+        kept += list(_chosen(table, is_current, known))[: ROWS - len(kept)]
         if len(kept) == ROWS:
             break
     return tuple(map(_sample, kept))
@@ -76,15 +77,18 @@ def _first(groups: Iterable[pa.Table]) -> Iterator[pa.Table]:
         return
 
 
-def _of_each_source(table: pa.Table, is_current: Callable[[int, int], bool], known: set[str]) -> Iterator[Row]:
-    """One row of every source of this table; sources that have none yet come first."""
-    found: dict[str, int] = {}
+def _chosen(table: pa.Table, is_current: Callable[[int, int], bool], known: Container[str]) -> Iterator[Row]:
+    """One row of every source of this table that has none yet, and some more."""
     columns = (table[name].to_pylist() for name in ("source", "ordinal", "round"))
-    for index, (source, ordinal, round_) in enumerate(zip(*columns, strict=True)):
-        if source not in found and is_current(ordinal, round_):
-            found[source] = index
-    for source in sorted(found, key=lambda source: source in known):
-        yield table.slice(found[source], 1).to_pylist()[0]
+    current = [
+        (source, index)
+        for index, (source, ordinal, round_) in enumerate(zip(*columns, strict=True))
+        if is_current(ordinal, round_)
+    ]
+    firsts = {source: index for source, index in reversed(current) if source not in known}
+    others = [index for _, index in current if index not in firsts.values()]
+    for index in [*firsts.values(), *others[:MORE_OF_A_FILE]]:
+        yield table.slice(index, 1).to_pylist()[0]
 
 
 def _sample(row: Row) -> SampleFacts:

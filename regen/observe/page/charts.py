@@ -20,6 +20,7 @@ _WIDTH = 1000
 _DIVISIONS = 4
 # Marks nearer to each other than that share of the chart are one.
 _MARK_SHARE = 0.012
+_TIME_FORMS = ((600, "%H:%M:%S"), (20 * 3600, "%H:%M"), (math.inf, "%m-%d %H:%M"))
 _LETTERS = {EventKind.SESSION: "S", EventKind.DECISION: "D", EventKind.FAULT: "F"}
 
 Place = tuple[float, float]
@@ -192,7 +193,7 @@ def _axis(axis: Span) -> Element:
 
 
 def _time_labels(over: Span) -> Iterator[Element]:
-    form = "%H:%M" if over.high - over.low < 20 * 3600 else "%m-%d %H:%M"
+    form = next(form for seconds, form in _TIME_FORMS if over.high - over.low < seconds)
     for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
         moment = datetime.fromtimestamp(over.low + share * (over.high - over.low), UTC)
         yield e("text", moment.strftime(form), x=_percent(share), y=_TOP + _HEIGHT + 16, text_anchor=anchor)

@@ -13,6 +13,8 @@ from regen.observe.page import figures
 from regen.observe.page.facts import Event, EventKind, Seen
 
 MOST_POINTS = 150
+# Over less than that a rate is chance.
+_NEAREST_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ def thinned(history: Sequence[Seen], most: int = MOST_POINTS) -> tuple[Seen, ...
     """The first and last of every session stay, and between them about `most` over the whole run."""
     if len(history) < 3:
         return tuple(history)
-    apart = (max(seen.at for seen in history) - min(seen.at for seen in history)) / most
+    apart = max(_NEAREST_SECONDS, (max(seen.at for seen in history) - min(seen.at for seen in history)) / most)
     return tuple(seen for session in _sessions(history) for seen in _spaced(session, apart))
 
 
@@ -65,12 +67,15 @@ def _sessions(history: Sequence[Seen]) -> list[list[Seen]]:
 
 
 def _spaced(session: Sequence[Seen], apart: float) -> Iterator[Seen]:
-    last_at = float("-inf")
-    for seen in session[:-1]:
-        if seen.at - last_at >= apart:
-            last_at = seen.at
+    first, last = session[0], session[-1]
+    kept_at = first.at
+    yield first
+    for seen in session[1:-1]:
+        if seen.at - kept_at >= apart and last.at - seen.at >= apart:
+            kept_at = seen.at
             yield seen
-    yield session[-1]
+    if last is not first:
+        yield last
 
 
 def _point(before: Seen, after: Seen) -> Point:

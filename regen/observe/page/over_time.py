@@ -53,8 +53,9 @@ def events_section(facts: PageFacts) -> Element:
 
 def all_events(facts: PageFacts) -> list[Event]:
     """Those that the store tells and those that the moments show; a session that both know stands once."""
-    told = {event.text for event in facts.events if event.kind is EventKind.SESSION}
-    seen = [event for event in happened(thinned(facts.history)) if event.text not in told]
+    told = [event.text for event in facts.events if event.kind is EventKind.SESSION]
+    found = happened(thinned(facts.history))
+    seen = [event for event in found if not any(text.startswith(event.text) for text in told)]
     return [*facts.events, *seen]
 
 

@@ -79,7 +79,7 @@ def _eta(facts: PageFacts) -> tuple[str, Child]:
     progress, eta = facts.progress, facts.progress.eta
     is_finished = progress.planned is not None and progress.done >= progress.planned and not progress.reopened
     if eta.state is EtaState.FINISHED or is_finished:
-        return "none", "every row has an outcome"
+        return "done", "every row has an outcome"
     if not figures.is_known(eta.mid_seconds):
         return figures.UNKNOWN, _why_unknown(facts)
     words = f"{figures.duration(eta.low_seconds)} to {figures.duration(eta.high_seconds)} (10th to 90th percentile)"
