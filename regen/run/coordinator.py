@@ -16,11 +16,12 @@ import os
 import time
 import traceback
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import cast
+from functools import partial
+from typing import TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,8 +29,9 @@ import pyarrow.compute as pc
 from regen import rows
 from regen.data.plan import open_plan
 from regen.errors import Fenced, RegenError, RunHeld, StoreError, StoreUnavailable, UserError
-from regen.observe.metrics import Endpoint, Snapshot
+from regen.observe.endpoint import Endpoint, told_awaited
 from regen.observe.progress import Pace, Sample
+from regen.observe.snapshot import Snapshot
 from regen.protocols import Plan, Storage
 from regen.records import (
     Command,
@@ -46,6 +48,7 @@ from regen.records import (
     ReplicaStats,
     SpeculationStatus,
     Status,
+    Tally,
     Toll,
     Totals,
     WorkerId,
@@ -57,10 +60,12 @@ from regen.run.limits import too_many_failed
 from regen.run.patience import Patience
 from regen.run.publisher import Publisher, ordinals
 from regen.run.restarts import PROVEN_FILLS
+from regen.run.run_facts import deadline_seconds, run_facts
 from regen.run.schedule import Exhausted, Grant, Report, Schedule
 from regen.run.setup import Assignment, Purpose, RunSetup
 from regen.run.speculation import SpeculationControl
 from regen.run.suspects import Suspects
+from regen.run.tally import RunningTally, restarted, sequences
 from regen.store.control import Claim, Record, Released, ReleaseReason, RowAttempts, SuspectRows
 from regen.store.holder import Holder, HolderState, heartbeat, read_holder, write_holder
 from regen.store.journal import Journal
@@ -69,6 +74,7 @@ from regen.store.pilot_files import steps_key, steps_to_bytes
 from regen.store.reopened import Reopened
 from regen.store.replay import Replayed
 from regen.store.storage import near, open_storage
+from regen.store.tally import newest_tally, tally_of
 
 TICK_SECONDS = 0.2
 BEAT_SECONDS = 2.0
@@ -80,9 +86,13 @@ ADOPTION_SECONDS = 15.0
 BREAKER_DRAIN_SECONDS = 60.0
 # When speculation is what ends the run.
 SPECULATION_DRAIN_SECONDS = 60.0
+# So long a scrape waits for the loop to give it its numbers.
+_SNAPSHOT_SECONDS = 5.0
 _FEWEST_WARMUP_ROWS = 8
 _WORKING = (ReplicaState.RUNNING, ReplicaState.DRAINING)
 _ENDED = (Phase.FINISHED, Phase.DRAINED, Phase.FAILED)
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -98,9 +108,11 @@ class _OpenRun:
     totals_at_start: Totals
     is_restart: bool
     garbage: GarbageDuty
+    tally: RunningTally
     pace: Pace = field(default_factory=Pace)
     warmup: tuple[PlannedRow, ...] | None = None
     _totals: tuple[int, Totals] | None = None
+    _published_tally: tuple[int, Tally] | None = None
 
     @property
     def reopened(self) -> Reopened:
@@ -112,6 +124,14 @@ class _OpenRun:
         if self._totals is None or self._totals[0] != self.journal.next_number:
             self._totals = (self.journal.next_number, self.journal.totals)
         return self._totals[1]
+
+    @property
+    def published_tally(self) -> Tally:
+        """What the journal has: a coordinator that takes over shows nothing less."""
+        number = self.journal.next_number
+        if self._published_tally is None or self._published_tally[0] != number:
+            self._published_tally = (number, tally_of(newest_tally(self.journal.records)))
+        return self._published_tally[1]
 
 
 class Coordinator:
@@ -130,6 +150,7 @@ class Coordinator:
         self._opened_at = time.monotonic()
         self._replicas = dict.fromkeys(range(setup.spec.engine.replicas), _unheard(setup.spec.engine.slots))
         self._exhausted: list[tuple[Exhausted, WorkerId]] = []
+        self._gone_early: list[tuple[WorkerId, bool]] = []
         self._heard: dict[int, WorkerId] = {}
         self._sampled_before = 0
         self._paced_tokens = 0
@@ -154,6 +175,7 @@ class Coordinator:
             return ExchangeReply(Command.STOP)
         if (run := self._run) is None:
             return ExchangeReply(Command.WAIT)
+        run.tally.heard(request.worker, request.stats.counters)
         if (why := run.garbage.why_dismissed(request.worker)) is not None:
             return ExchangeReply(Command.DISMISS, why=why)
         table = rows.from_bytes(request.finished) if request.finished else None
@@ -165,6 +187,7 @@ class Coordinator:
         if orders.superseded:
             return ExchangeReply(Command.STOP)
         self._hear(run, request, now)
+        run.tally.failed(request.worker.slot, orders.failed)
         self._exhausted.extend((exhausted, request.worker) for exhausted in orders.exhausted)
         if table is not None:
             self._steps += [seen for seen in request.steps if seen.ordinal in orders.accepted]
@@ -201,8 +224,11 @@ class Coordinator:
         A coordinator that is still replaying knows of no rows: then the death is only one more.
         """
         self._replicas[worker.slot] = _gone(self._replicas[worker.slot])
+        is_stall = death is not None and death.is_stall
         if (run := self._run) is None:
+            self._gone_early.append((worker, is_stall))
             return Toll()
+        run.tally.gone(worker, is_stall)
         farewell = run.schedule.worker_gone(worker, death if self._drain_until is None else None)
         self._exhausted.extend((exhausted, worker) for exhausted in farewell.exhausted)
         run.speculation.worker_gone(worker)
@@ -215,6 +241,16 @@ class Coordinator:
             self._run.schedule.slot_lost(slot)
             self._run.speculation.slot_lost(slot)
 
+    async def farewell(self) -> str | None:
+        """All workers have left. Who has yet to scrape the final numbers, for people; None: nobody is waited for.
+
+        One that was restarted meanwhile waits for nobody, and begins nothing.
+        """
+        if self._endpoint is None or isinstance(self._error, Fenced | RunHeld):
+            return None
+        awaited = self._endpoint.farewell(self._spec.metrics.hold_seconds)
+        return None if awaited is None else told_awaited(self._endpoint.url, awaited)
+
     async def close(self) -> None:
         """Stop at once, publishing nothing: what a kill does, for coordinators that share a process with others."""
         for task in (self._work, self._beating):
@@ -223,7 +259,9 @@ class Coordinator:
                 await asyncio.gather(task, return_exceptions=True)
         if self._run is not None:
             await self._run.publisher.cancel()
-        self._close_endpoint()
+        if self._endpoint is not None:
+            endpoint, self._endpoint = self._endpoint, None
+            await asyncio.to_thread(endpoint.close)
 
     # --- the work --------------------------------------------------------------------------------
 
@@ -249,7 +287,8 @@ class Coordinator:
             self._error = self._error or RegenError(f"the coordinator failed: {type(error).__name__}: {error}")
         self._phase = self._ending_phase()
         await self._leave_holder()
-        self._close_endpoint()
+        if self._endpoint is not None:
+            self._endpoint.release()
 
     async def _open(self) -> _OpenRun:
         """Replay, then claim: nothing is leased before. Waits for a store that is away."""
@@ -260,19 +299,33 @@ class Coordinator:
         is_restart = replayed.newest_claim is not None and replayed.newest_claim.session == self._setup.session
         if not is_restart:
             refuse_newcomer(replayed, self._setup.claim_seen, storage.url)
-        take = journal.resume_own if is_restart else journal.claim
-        await self._patience(lambda: take(self._claim()))
+        if is_restart:
+            also = partial(restarted, self._setup.session)
+            await self._patience(lambda: journal.resume_own(self._claim(), also))
+        else:
+            await self._patience(lambda: journal.claim(self._claim()))
         await self._patience(storage.sweep)
         reopened = await asyncio.to_thread(journal.reopened)
         schedule = self._schedule(journal, reopened, is_restart)
-        publisher = Publisher(journal, schedule, self._spec.checkpoint, self._patience, self._setup.session, reopened)
+        session, checkpoint = self._setup.session, self._spec.checkpoint
+        tally = self._tally_so_far(journal)
+        publisher = Publisher(journal, schedule, checkpoint, self._patience, session, reopened, tally)
         if unwritten := self._unwritten(replayed):
             await publisher.write(unwritten)
         speculation = SpeculationControl(self._setup, replayed.records)
         engine = self._spec.engine
         garbage = GarbageDuty(engine.slots, plan.count, replayed.records, engine.replicas)
         by_source = {source.name: source.rows for source in plan.summary.sources}
-        return _OpenRun(plan, by_source, journal, schedule, publisher, speculation, journal.totals, is_restart, garbage)
+        return _OpenRun(
+            plan, by_source, journal, schedule, publisher, speculation, journal.totals, is_restart, garbage, tally
+        )
+
+    def _tally_so_far(self, journal: Journal) -> RunningTally:
+        """Of earlier coordinators, and of engines that have ended before there was a run."""
+        tally = RunningTally(self._setup.session, journal.records)
+        for worker, is_stall in self._gone_early:
+            tally.gone(worker, is_stall)
+        return tally
 
     def _schedule(self, journal: Journal, reopened: Reopened, is_restart: bool) -> Schedule:
         """A schedule that knows what earlier coordinators knew of rows that are not done."""
@@ -307,6 +360,7 @@ class Coordinator:
         self._phase = self._working_phase(run, now)
         await self._write_down_exhausted(run)
         self._note_trouble(run)
+        self._keep_tally(run, now)
         await run.publisher.turn(now, at_once=self._drain_until is not None or self._is_awaited(run))
         self._keep_beat(run, now)
         return self._has_ended(run, now)
@@ -529,11 +583,24 @@ class Coordinator:
             counts = tuple((row, run.reopened.round_of(row), count) for row, count in sorted(failures.items()))
             run.publisher.attach([RowAttempts(counts)])
 
+    def _keep_tally(self, run: _OpenRun, now: float) -> None:
+        """A replica that an earlier coordinator had is looked at once it was heard."""
+        is_adopting = run.schedule.is_adopting(now)
+        has_queue, may_lease = run.schedule.queued > run.schedule.suspects, self._may_lease(run) and not is_adopting
+        slots = {
+            slot: sequences(stats, has_queue, may_lease)
+            for slot, stats in self._replicas.items()
+            if slot in self._heard or not is_adopting
+        }
+        run.tally.look(now, slots)
+        run.tally.hung(run.schedule.hung(now))
+        run.tally.store_failed(self._patience.failures)
+
     async def _planned(self, run: _OpenRun, wanted: Sequence[int]) -> list[PlannedRow]:
         try:
             return await asyncio.to_thread(run.plan.rows, wanted)
         except StoreUnavailable as error:
-            self._patience.error = error
+            self._patience.failed(error)
             raise
 
     # --- what others see -------------------------------------------------------------------------
@@ -562,6 +629,8 @@ class Coordinator:
             store_error=str(self._patience.error) if self._patience.error else None,
             error=self._error,
             dismissed=run.garbage.dismissed if run else (),
+            last_commit_age_seconds=time.monotonic() - run.publisher.published_at if run else 0.0,
+            tally=run.published_tally if run else Tally(),
         )
 
     async def _serve_metrics(self, run: _OpenRun) -> None:
@@ -569,8 +638,10 @@ class Coordinator:
         metrics = self._spec.metrics
         if metrics.port is None:
             return
+        loop = asyncio.get_running_loop()
+        snapshot = _on_loop(loop, lambda: self._snapshot(run))
         try:
-            self._endpoint = Endpoint(metrics.host, metrics.port, lambda: self._snapshot(run))
+            self._endpoint = await asyncio.to_thread(Endpoint, metrics.host, metrics.port, snapshot, {})
             await asyncio.to_thread(self._endpoint.check)
         except UserError:
             if not run.is_restart:
@@ -578,12 +649,8 @@ class Coordinator:
             traceback.print_exc()
 
     def _snapshot(self, run: _OpenRun) -> Snapshot:
-        return Snapshot(self._status(), run.planned_by_source, time.monotonic() - run.publisher.published_at)
-
-    def _close_endpoint(self) -> None:
-        if self._endpoint is not None:
-            self._endpoint.close()
-            self._endpoint = None
+        deadline = deadline_seconds(self._setup.started_at, self._spec.limits.hours, datetime.now(UTC))
+        return Snapshot(self._status(), run.planned_by_source, run_facts(self._spec), deadline)
 
     def _claim(self) -> Claim:
         setup = self._setup
@@ -640,6 +707,15 @@ class Coordinator:
             beat_at=utc_now(),
             state=state,
         )
+
+
+def _on_loop(loop: asyncio.AbstractEventLoop, make: Callable[[], T]) -> Callable[[], T]:
+    """For other threads: what belongs to the loop is looked at there, between its steps, and never half-way."""
+
+    async def made() -> T:
+        return make()
+
+    return lambda: asyncio.run_coroutine_threadsafe(made(), loop).result(_SNAPSHOT_SECONDS)
 
 
 def _outdated(reopened: Reopened, table: pa.Table | None) -> frozenset[int]:

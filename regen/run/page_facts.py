@@ -47,7 +47,8 @@ from regen.records import (
 from regen.run.page_events import epoch, events
 from regen.run.page_samples import sampled_rows
 from regen.run.record import RunRecord, require_record
-from regen.spec import RunSpec, VllmEngineSpec
+from regen.run.run_facts import gpus_per_replica
+from regen.spec import RunSpec
 from regen.store.control import Record
 from regen.store.history import Moment, read_history
 from regen.store.holder import Holder, HolderState, read_holder
@@ -250,10 +251,6 @@ def _by_holder(holder: Holder | None, is_finished: bool = False) -> Now:
     )
 
 
-def gpus_per_replica(spec: RunSpec) -> float:  # LATER
-    return spec.engine.gpus_per_replica if isinstance(spec.engine, VllmEngineSpec) else 0.0
-
-
 def _told(replayed: Replayed) -> list[Record]:
     """All records that still matter, with what is known of the newest session."""
     known = (replayed.newest_claim, replayed.released)
@@ -282,15 +279,14 @@ def _progress(about: About, known: Known, now: Now) -> ProgressFacts:
 
 def _money(spec: RunSpec, gpu_seconds: float, eta: Eta) -> Money | None:
     """To go: every GPU of every replica, for as long as the ETA says."""
-    price = getattr(spec, "price", None)  # LATER
-    if price is None:
+    if spec.price is None:
         return None
-    hourly = price.per_gpu_hour
+    hourly = spec.price.per_gpu_hour
     fleet = hourly * gpus_per_replica(spec) * spec.engine.replicas / 3600
     low, mid, high = (
         None if seconds is None else seconds * fleet for seconds in (eta.low_seconds, eta.mid_seconds, eta.high_seconds)
     )
-    return Money(price.currency, gpu_seconds / 3600 * hourly, (low, mid, high))
+    return Money(spec.price.currency, gpu_seconds / 3600 * hourly, (low, mid, high))
 
 
 def _source(name: str, planned: int, totals: Totals) -> SourceFacts:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
 from regen.errors import StoreRefused
+from regen.records import RetryReason
 
 _STRICT = ConfigDict(extra="forbid")
 
@@ -308,7 +309,7 @@ class RunTally:
     session: str
     slots: tuple[SlotCounts, ...]
     seen: tuple[SlotReading, ...]
-    retries: Mapping[str, int]
+    retries: Mapping[RetryReason, int]
     store_errors: int = 0
     coordinator_restarts: int = 0
     kind: Literal["run_tally"] = "run_tally"

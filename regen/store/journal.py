@@ -98,6 +98,7 @@ class Journal:
         self._settled = OrdinalSet(plan_rows)
         self._settled_totals = Totals()
         self._pending: Prepared | None = None
+        self._claim: Prepared | None = None
         # Of each row that is re-opened, in which file its older result is: found once, not at each commit.
         self._places = array("i")
         self._is_claimed = False
@@ -151,9 +152,10 @@ class Journal:
 
     # --- the fence -------------------------------------------------------------------------------
 
-    def claim(self, claim: Claim) -> None:
+    def claim(self, claim: Claim, also: Callable[[Sequence[Record]], Sequence[Record]] = lambda records: ()) -> None:
         """Make the run this session's. May be called again after StoreUnavailable.
 
+        `also` gives records that the claim's file is to carry, from those that stand before it.
         Files that the previous holder has published since `replay` are read and counted: look at `done` afterwards.
         Raises Fenced, naming who, when another claim came first; UserError if the run is closed;
         JournalDamaged when the journal went since `replay` (`regen clean`, and we were frozen).
@@ -164,14 +166,22 @@ class Journal:
             raise self._fenced
         refuse_closed(self._known().standing.records, self._storage.url)
         while not self._is_claimed:
-            prepared = self._build(SCHEMA.empty_table(), (claim,), ())
+            prepared = self._claiming(claim, also)
             self._require_predecessor(prepared.number)
             if self._put(prepared):
                 self._ledger, self._is_claimed = prepared.after, True
             else:
                 self._read_on(prepared.number)
 
-    def resume_own(self, claim: Claim) -> None:
+    def _claiming(self, claim: Claim, also: Callable[[Sequence[Record]], Sequence[Record]]) -> Prepared:
+        """The same bytes when it is tried again: else a claim whose answer was lost would look like another's."""
+        if self._claim is None or self._claim.number != self.next_number:
+            self._claim = self._build(SCHEMA.empty_table(), (claim, *also(self.records)), ())
+        return self._claim
+
+    def resume_own(
+        self, claim: Claim, also: Callable[[Sequence[Record]], Sequence[Record]] = lambda records: ()
+    ) -> None:
         """Go on in a coordinator that was restarted within its session: unless another session holds the run.
 
         It claims anew, so that whatever its predecessor still has under way finds the number taken.
@@ -181,7 +191,7 @@ class Journal:
         newest = standing.claim
         if newest is not None and newest.session != self._session and standing.released is None:
             raise self._fence(_Taker(newest.session, newest))
-        self.claim(claim)
+        self.claim(claim, also)
 
     def check_fence(self) -> None:
         """Raises Fenced if somebody else has published under the next number. For intervals without rows."""

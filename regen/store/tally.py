@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from regen.records import SlotState, SlotTally, Tally
+from regen.records import RetryReason, SlotState, SlotTally, Tally
 from regen.store.control import Record, RunTally, SlotCounts
 
 _TENTHS = {state: f"{state.value}_tenths" for state in SlotState}
@@ -27,7 +27,7 @@ def tally_of(record: RunTally | None) -> Tally:
         return Tally()
     return Tally(
         slots={counts.slot: _slot_tally(counts) for counts in record.slots},
-        retries=dict(record.retries),
+        retries={RetryReason(reason): count for reason, count in record.retries.items()},
         store_errors=record.store_errors,
         coordinator_restarts=record.coordinator_restarts,
     )

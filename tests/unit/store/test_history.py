@@ -9,7 +9,7 @@ import pytest
 
 from regen.errors import JournalDamaged
 from regen.protocols import Storage, StoredObject
-from regen.records import SlotState, SlotTally, Tally
+from regen.records import RetryReason, SlotState, SlotTally, Tally
 from regen.rows import to_table
 from regen.store.control import RunTally
 from regen.store.history import read_history
@@ -24,7 +24,7 @@ from tests.unit.store.journals import claim_of, footer_of, table_of
 
 def a_tally(sampled: int, session: str = "s1") -> RunTally:
     slot = SlotTally(sampled_tokens=sampled, starts=1, slot_seconds={SlotState.BUSY: 1.5})
-    return RunTally(session, (slot_counts(0, slot),), (), {"stalled": 1}, store_errors=2)
+    return RunTally(session, (slot_counts(0, slot),), (), {RetryReason.STALLED: 1}, store_errors=2)
 
 
 def a_journal(storage: Storage, clock: Callable[[], str], session: str = "s1") -> Journal:
