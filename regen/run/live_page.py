@@ -2,17 +2,21 @@
 
 Guarantees: a page costs the event loop one look at the status and no more, and is made at most every `FRESH_SECONDS`,
 however many ask. Memory: `MOST_MOMENTS` moments of counts. What earlier coordinators have seen is read from the
-journal in the background (`look_back`); until then, and if the store is away, the page begins with this one.
+journal aside; until then, and if the store is away, the page begins with this one.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from regen.errors import RegenError
+from regen.observe.http_server import Page
+from regen.observe.page.assets import policy
 from regen.observe.page.facts import PageFacts, SampleFacts, Seen
 from regen.observe.page.history import thinned
 from regen.observe.page.page import main_part, whole_page
@@ -26,6 +30,9 @@ from regen.store.history import read_history
 from regen.store.reopened import Reopened
 
 FRESH_SECONDS = 2.0
+NOTE_SECONDS = 5.0
+_RETRY_SECONDS = 20.0
+_SAMPLES_SECONDS = 60.0
 MOST_MOMENTS = 800
 _RATE_SECONDS = 60.0
 SAMPLES_NOT_HERE = (
@@ -45,7 +52,7 @@ class Glance:
 
 
 class LivePage:
-    """Everything here may be called from any thread."""
+    """Pages may be asked for in any thread."""
 
     def __init__(self, about: About, session: str, glance: Callable[[], Glance]) -> None:
         """`glance` is called in the thread that asks for a page."""
@@ -57,24 +64,50 @@ class LivePage:
         self._samples: tuple[SampleFacts, ...] | None = None
         self._counted: dict[int, deque[tuple[float, int]]] = {}
 
-    def whole(self) -> str:
-        return whole_page(self._facts())
+    def routes(self) -> dict[str, Callable[[], Page]]:
+        """What is served, by path: the page, and the part of it that it fetches to keep itself up to date."""
+        return {
+            "/": lambda: _page(whole_page(self._facts())),
+            "/main": lambda: _page(main_part(self._facts())),
+        }
 
-    def main(self) -> str:
-        return main_part(self._facts())
+    async def keep(
+        self, storage: Storage, look: Callable[[], Glance], reopened: Callable[[], Reopened], with_samples: bool
+    ) -> None:
+        """For ever, on the coordinator's loop: note what is committed, and read from the store aside.
 
-    def note(self, at: float, status: CoordinatorStatus) -> None:
-        """What is committed at this moment; called now and then, whoever looks or not."""
+        That it cannot be read is tried again, and no more: a page stops no run.
+        """
+        reading = asyncio.ensure_future(self._read(storage, reopened, with_samples))
+        try:
+            while True:
+                glance = look()
+                self._note(glance.at, glance.status)
+                await asyncio.sleep(NOTE_SECONDS)
+        finally:
+            reading.cancel()
+
+    async def _read(self, storage: Storage, reopened: Callable[[], Reopened], with_samples: bool) -> None:
+        while True:
+            try:
+                if not self._past:
+                    await asyncio.to_thread(self._look_back, storage)
+                if with_samples:
+                    await asyncio.to_thread(self._take_samples, storage, reopened())
+            except RegenError:
+                await asyncio.sleep(_RETRY_SECONDS)
+            else:
+                await asyncio.sleep(_SAMPLES_SECONDS)
+
+    def _note(self, at: float, status: CoordinatorStatus) -> None:
         self._present.append(seen_at(at, self._session, status.totals, status.tally))
         if len(self._present) > MOST_MOMENTS:
             self._present = list(thinned(self._present, MOST_MOMENTS // 2))
 
-    def look_back(self, storage: Storage) -> None:
-        """Read what was before this coordinator. Raises JournalDamaged, StoreError."""
+    def _look_back(self, storage: Storage) -> None:
         self._past = seen(read_history(storage))
 
-    def take_samples(self, storage: Storage, reopened: Reopened) -> None:
-        """Read some committed rows anew. Raises JournalDamaged, StoreError."""
+    def _take_samples(self, storage: Storage, reopened: Reopened) -> None:
         self._samples = sampled_rows(storage, current_rows(reopened))
 
     def _facts(self) -> PageFacts:
@@ -121,3 +154,13 @@ class LivePage:
             if seconds > 0:
                 rates[slot] = (counted[-1][1] - counted[0][1]) / seconds
         return rates
+
+
+def _page(text: str) -> Page:
+    headers = {
+        "Content-Security-Policy": f"{policy(is_live=True)}; frame-ancestors 'none'",
+        "Cache-Control": "no-store",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+    }
+    return Page("text/html; charset=utf-8", text.encode(), headers)

@@ -149,9 +149,9 @@ class StoredRun:
 
 def from_store(storage: Storage, with_samples: bool = True) -> StoredRun:
     """What the folder says, whoever runs it. Raises SpecError if there is no run, JournalDamaged, StoreError."""
-    record, holder = require_record(storage), read_holder(storage)
-    if read_summary(storage) is None:
-        return StoredRun(about_run(record, storage.url, None), Known(Totals(), Tally()), _by_holder(holder))
+    about, holder = read_about(storage), read_holder(storage)
+    if not about.is_planned:
+        return StoredRun(about, Known(Totals(), Tally()), _by_holder(holder))
     plan = open_plan(storage)
     replayed = replay(storage, plan.count, plan.settled())
     pending = len(replayed.reopened.pending)
@@ -165,7 +165,6 @@ def from_store(storage: Storage, with_samples: bool = True) -> StoredRun:
         samples_note=SAMPLES_CHOSEN if with_samples else SAMPLES_OFF,
     )
     is_finished = replayed.totals.done == plan.count and not pending
-    about = about_run(record, storage.url, plan.summary.sources)
     return StoredRun(about, known, _by_holder(holder, is_finished))
 
 
@@ -195,7 +194,18 @@ def current_rows(reopened: Reopened) -> Callable[[int, int], bool]:
     return lambda ordinal, round_: ordinal in reopened.pending or round_ >= reopened.round_of(ordinal)
 
 
-def about_run(record: RunRecord, url: str, sources: Sequence[SourceSummary] | None) -> About:
+def read_about(storage: Storage, spec: RunSpec | None = None) -> About:
+    """`spec` is a session's own, which may have another engine or another speculation than run.json.
+
+    Raises SpecError if there is no run, JournalDamaged, StoreError.
+    """
+    record, summary = require_record(storage), read_summary(storage)
+    if spec is not None:
+        record = record.model_copy(update={"spec": spec})
+    return _about(record, storage.url, None if summary is None else summary.sources)
+
+
+def _about(record: RunRecord, url: str, sources: Sequence[SourceSummary] | None) -> About:
     """`sources` are the plan's, None before there is one."""
     rejected: Counter[str] = Counter()
     for source in sources or ():
@@ -347,7 +357,7 @@ def _replica(slot: int, known: Known, now: Now) -> ReplicaFacts:
 def _faults(tally: Tally, now: Now) -> FaultFacts:
     status = now.status
     return FaultFacts(
-        retries=tally.retries,
+        retries={str(reason): attempts for reason, attempts in tally.retries.items()},
         store_errors=tally.store_errors,
         coordinator_restarts=tally.coordinator_restarts,
         suspects=status.suspects if status is not None else None,
