@@ -71,7 +71,7 @@ class Browser:
             pass_fds=(ours[0], theirs[1]),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=(folder / "chromium.log").open("wb"),
+            stderr=subprocess.DEVNULL,
         )
         os.close(ours[0])
         os.close(theirs[1])
@@ -199,7 +199,7 @@ class Page:
 
 
 @contextmanager
-def browser() -> Iterator[Browser]:
+def headless() -> Iterator[Browser]:
     """Raises NoBrowser."""
     chromium()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:

@@ -88,7 +88,8 @@ class LivePage:
             reading.cancel()
 
     async def _read(self, storage: Storage, reopened: Callable[[], Reopened], with_samples: bool) -> None:
-        while True:
+        """The past once, samples again and again: soon where there is nothing yet."""
+        while with_samples or not self._past:
             try:
                 if not self._past:
                     await asyncio.to_thread(self._look_back, storage)
@@ -97,7 +98,7 @@ class LivePage:
             except RegenError:
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
-                await asyncio.sleep(_SAMPLES_SECONDS)
+                await asyncio.sleep(_SAMPLES_SECONDS if self._samples else NOTE_SECONDS)
 
     def _note(self, at: float, status: CoordinatorStatus) -> None:
         self._present.append(seen_at(at, self._session, status.totals, status.tally))
