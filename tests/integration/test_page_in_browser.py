@@ -268,5 +268,5 @@ def test_the_coordinators_page_outlives_the_coordinator(browser: Browser, tmp_pa
         page.wait_for("document.querySelector('#faults dd:nth-of-type(4)').textContent === '1'")
         assert page.value("window.mark") == 1
         assert [said for said in page.complaints() if "net::ERR" not in said] == []
-        asyncio.run_coroutine_threadsafe(cluster.coordinator.drain(0), loop).result(20)
+        asyncio.run_coroutine_threadsafe(cluster.coordinator.drain(10), loop).result(20)
         running.result(30)
