@@ -1,6 +1,8 @@
-"""A headless Chromium for tests, spoken to over a pipe (the DevTools protocol): no port, no package.
+"""A headless Chromium for tests, spoken to over a pipe (the DevTools protocol): no port, no Python package.
 
 It reaches nothing but loopback and files: every other name resolves to nothing, and each page tells what it asked for.
+It is the one on the PATH, or Debian's package below `.cache/chromium`: unpacked only, with what it needs and this one
+lacks; nothing is installed. That needs `apt-get` and `dpkg`, not root, and costs half a minute and 400 MB, once.
 """
 
 from __future__ import annotations
@@ -13,17 +15,16 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-MISSING = (
-    "no Chromium: the page is tested in a real browser. On Debian: apt-get install chromium."
-    " REGEN_TEST_CHROMIUM names another program"
-)
+INSTALL = "the page is tested in a real browser: apt-get install chromium, or REGEN_TEST_CHROMIUM names a program"
+FETCH_SECONDS = 300
+REPOSITORY = Path(__file__).resolve().parent.parent
 _ANSWER_SECONDS = 30.0
 
 
@@ -31,24 +32,63 @@ class NoBrowser(Exception):
     """There is none on this machine."""
 
 
-def chromium() -> str:
-    """The program. Raises NoBrowser, saying what to install."""
+def chromium() -> tuple[str, dict[str, str]]:
+    """The program, and what its environment needs besides. Raises NoBrowser, saying what to install."""
     found = os.environ.get("REGEN_TEST_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None:
-        raise NoBrowser(MISSING)
-    return found
+    if found is not None:
+        return found, {}
+    folder = REPOSITORY / ".cache" / "chromium"
+    program = folder / "usr/lib/chromium/chromium"
+    if not (folder / "is-complete").exists():
+        _unpack(folder)
+        if not program.exists():
+            raise NoBrowser(f"Debian's package has no {program.relative_to(folder)}; {INSTALL}")
+        (folder / "is-complete").touch()
+    libraries = [str(path) for parent in ("usr/lib", "lib") for path in (folder / parent).glob("*-linux-gnu*")]
+    return str(program), {"LD_LIBRARY_PATH": ":".join(libraries)}
+
+
+def _unpack(folder: Path) -> None:
+    if not shutil.which("apt-get") or not shutil.which("dpkg"):
+        raise NoBrowser(f"there is no Chromium on the PATH, and this is no Debian to get one from; {INSTALL}")
+    shutil.rmtree(folder, ignore_errors=True)
+    for part in ("lists/partial", "archives/partial"):
+        (folder / part).mkdir(parents=True)
+    # Lists and archives of its own, and no lock: the machine's may be missing, old, or root's.
+    own = [
+        "-qq",
+        "-o",
+        f"Dir::State::lists={folder / 'lists'}",
+        "-o",
+        f"Dir::Cache={folder}",
+        "-o",
+        "Debug::NoLocking=1",
+    ]
+    _said(["apt-get", *own, "update"])
+    _said(["apt-get", *own, "--yes", "--no-install-recommends", "--download-only", "install", "chromium"])
+    for package in (folder / "archives").glob("*.deb"):
+        _said(["dpkg", "-x", str(package), str(folder)])
+    for part in ("lists", "archives"):
+        shutil.rmtree(folder / part)
+
+
+def _said(words: Sequence[str]) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=FETCH_SECONDS)
+    if done.returncode:
+        raise NoBrowser(f"{' '.join(words)}: {done.stderr.strip() or done.stdout.strip()}; {INSTALL}")
 
 
 class Browser:
     """One process for many tests; close it."""
 
     def __init__(self, folder: Path) -> None:
+        program, environment = chromium()
         ours, theirs = os.pipe(), os.pipe()  # we write, they write
         self._write, self._read = ours[1], theirs[0]
         self._next, self._buffer = 0, b""
         self.events: list[dict[str, Any]] = []
         command = [
-            chromium(),
+            program,
             "--headless=new",
             "--no-sandbox",
             "--disable-gpu",
@@ -72,6 +112,7 @@ class Browser:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            env={**os.environ, **environment},
         )
         os.close(ours[0])
         os.close(theirs[1])
@@ -201,7 +242,6 @@ class Page:
 @contextmanager
 def headless() -> Iterator[Browser]:
     """Raises NoBrowser."""
-    chromium()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         one = Browser(Path(folder))
         try:
