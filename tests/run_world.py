@@ -27,7 +27,7 @@ from unittest import mock
 import pyarrow as pa
 
 from regen import length_buckets
-from regen.errors import Fenced, RowFailed, RunHeld, StoreUnavailable
+from regen.errors import Fenced, RowFailed, RunHeld, StoreError, StoreUnavailable
 from regen.ordinals import OrdinalSet
 from regen.records import (
     EngineCounters,
@@ -47,6 +47,7 @@ from regen.run import coordinator as coordinators
 from regen.run import failed_rows
 from regen.run import worker as workers
 from regen.run.coordinator import Coordinator
+from regen.run.open_run import ADOPTION_SECONDS
 from regen.run.schedule import SILENT_SECONDS, Orders, Report, Schedule
 from regen.run.setup import Assignment, RunSetup, WorkerSetup
 from regen.run.worker import Worker
@@ -59,6 +60,7 @@ from regen.store.journal import Journal
 from regen.store.layout import JOURNAL, journal_key
 from regen.store.reopened import next_round
 from regen.store.replay import Replayed, replay
+from regen.store.tally import newest_tally, tally_of
 from tests.memory_storage import MemoryStorage
 from tests.output_rows import MemoryPlan, observed, observed_generation, output_row
 
@@ -132,7 +134,8 @@ class Plan(MemoryPlan):
 
     def __init__(self) -> None:
         super().__init__(ROWS, REFUSED, NATIVE)
-        self.summary = SimpleNamespace(sources=[SimpleNamespace(name=name, rows=ROWS) for name in self.sources])
+        counts = {"rows": ROWS, "accepted": ROWS, "native": 0, "turns": ROWS, "most_turns": 1}
+        self.summary = SimpleNamespace(sources=[SimpleNamespace(name=name, **counts) for name in self.sources])
 
 
 PLAN = Plan()
@@ -274,7 +277,7 @@ class Store(MemoryStorage):
             self._world.seen["own write found" if self.objects[key] == data else "number taken"] += 1
         if created and key.startswith(JOURNAL):
             self._world.published(key, data)
-        if fault == "answer lost":
+        if fault == "answer lost" or self._is_of_the_dead:
             raise StoreUnavailable(f"{key}: no answer")
         return created
 
@@ -293,6 +296,11 @@ class Store(MemoryStorage):
     def open(self, key: str) -> BinaryIO:
         self._fail_if_unreadable(key)
         return super().open(key)
+
+    @property
+    def _is_of_the_dead(self) -> bool:
+        """A killed process had one request on its way. Nobody is there to look what became of it and send another."""
+        return self._process is not None and self._process.is_dead
 
     def _fail_if_unreadable(self, key: str) -> None:
         if self._process is not None and key.startswith(JOURNAL) and self._world.unreadable:
@@ -582,6 +590,7 @@ class World:
         self.files: list[File] = []
         self.winners: dict[int, Winner] = {}
         self.holder: str | None = None
+        self.told = (0, 0, 0, 0, 0)
         self.was_fenced: set[str] = set()
         self.faults: deque[str] = deque()
         self.unreadable = 0
@@ -704,6 +713,14 @@ class World:
         opened = RowsReopened(name, next_round(replayed.records), rows.to_text(), len(rows), {}, "{}", "now")
         journal.publish(SCHEMA.empty_table(), (opened, Released(name, ReleaseReason.DRAINED, "now")))
 
+    def land(self, which: int = -1) -> None:
+        """One store call that the dead had on their way is carried out, up to its first write: nobody hears of it."""
+        files = len(self.files)
+        if self.in_flight:
+            with suppress(StoreError):
+                self.in_flight.pop(which % len(self.in_flight))()
+        self.seen["write of the dead"] += len(self.files) - files
+
     def look_at_sessions(self) -> None:
         """What drivers see: a session that has ended, and why."""
         for session in self.alive:
@@ -731,7 +748,7 @@ class World:
         now, process = self.loop.time(), session.process
         for worker in session.workers.values():
             heard = process.heard.get(worker.id)
-            limit = coordinators.ADOPTION_SECONDS if heard is None else SILENT_SECONDS
+            limit = ADOPTION_SECONDS if heard is None else SILENT_SECONDS
             since = now - (process.opened_at if heard is None else heard)
             if since < limit - TICK_SECONDS:
                 worker.is_silent_for = None
@@ -780,6 +797,7 @@ class World:
         self.seen["retry ended"] += sum(isinstance(record, RetriesEnded) for record in footer.records)
         self.files.append(File(footer.number, footer.session, bool(claims)))
         self._check_totals(footer, key)
+        self._check_tally(footer, key)
 
     def _count(self, row: dict[str, Any]) -> None:
         ordinal, round_ = row["ordinal"], row["round"]
@@ -812,6 +830,22 @@ class World:
                 by_replica[row.replica] += row.tokens
         told_tokens = {replica: part.output_tokens for replica, part in footer.totals.by_replica.items()}
         self.require(told_tokens == dict(by_replica), f"{key}: its tokens by replica are not those of its rows")
+
+    def _check_tally(self, footer: footers.Footer, key: str) -> None:
+        """No count falls, whoever publishes; none is above what has happened."""
+        tally = tally_of(newest_tally(footer.records))
+        if not newest_tally(footer.records):
+            return
+        failed, restarts = sum(tally.retries.values()), tally.coordinator_restarts
+        self.require(failed <= sum(self.failures.values()), f"{key}: {failed} failed attempts are told")
+        claims = Counter(file.session for file in self.files if file.claims)
+        self.require(restarts <= sum(claims.values()) - len(claims), f"{key}: {restarts} restarts are told")
+        starts = sum(slot.starts for slot in tally.slots.values())
+        counts = (failed, restarts, starts, sum(slot.restarts for slot in tally.slots.values()), tally.store_errors)
+        self.require(
+            all(now >= before for now, before in zip(counts, self.told, strict=True)), f"{key}: {counts} < {self.told}"
+        )
+        self.told = counts
 
     def check_orders(self, process: Process, report: Report, orders: Orders) -> None:
         """What the schedule decides, at the moment when it does."""

@@ -333,19 +333,19 @@ _REPLICAS = Section(
         ),
         _counter(
             "regen_replica_starts",
-            "Engines that began to start in this replica.",
+            "Engines that were begun in this replica.",
             by_slot(lambda slot: slot.starts),
             "replica",
         ),
         _counter(
             "regen_replica_restarts",
-            "Engines that took the place of one that had failed.",
+            "Engines that were not their session's first in this replica.",
             by_slot(lambda slot: slot.restarts),
             "replica",
         ),
         _counter(
             "regen_replica_stalls",
-            "Engines that were given up because no token came.",
+            "Rows and engines that were given up because no token came, or no word.",
             by_slot(lambda slot: slot.stalls),
             "replica",
         ),
@@ -384,7 +384,7 @@ _STORE = Section(
             one(lambda now: float(now.status.store_error is not None)),
         ),
         _counter(
-            "regen_store_errors", "Calls that the store has failed.", one(lambda now: now.status.tally.store_errors)
+            "regen_store_errors", "Times that the store was waited for.", one(lambda now: now.status.tally.store_errors)
         ),
         _gauge(
             "regen_store_credentials_seconds",

@@ -45,9 +45,9 @@ one. Another run on this machine that wants the port gets it at once. The final 
 ## Cost
 
 With `price: {per_gpu_hour: 2.5, currency: EUR}` in the spec, `regen_cost_so_far` is `regen_gpu_seconds_total` / 3600
-times the price, over all sessions, at the price of today's spec. `regen_cost_to_go` is the mid ETA times all GPUs of
-the spec, as if each replica worked until the end. Engines without GPUs (the CPU build, the fake engine) cost 0. Without
-a price both are `NaN`, with the currency `none`.
+times the price: all sessions, each with the GPUs that it had, at the price of today's spec. `regen_cost_to_go` is the
+mid ETA times all GPUs of the spec, as if each replica worked until the end. Engines without GPUs (the CPU build, the
+fake engine) cost 0. Without a price both are `NaN`, with the currency `none`.
 """
 
 _ENGINE = """\

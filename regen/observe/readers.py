@@ -21,6 +21,7 @@ from regen.records import (
     ReplicaState,
     ReplicaStats,
     ReplicaTotals,
+    RetryReason,
     SlotState,
     SlotTally,
     SourceTotals,
@@ -31,7 +32,6 @@ NAN = float("nan")
 LABEL_LENGTH = 100
 _DIGEST_BYTES = 6
 _LONGEST_WHOLE = LABEL_LENGTH - 2 * _DIGEST_BYTES - 1
-RETRY_REASONS = ("engine_error", "internal_error", "stalled", "other")
 # Of the gate and of the guard.
 VERDICTS = ("unknown", "healthy", "undecided", "dead", "absent", "off_profile", "garbage", "collapsed", "decayed")
 
@@ -127,11 +127,8 @@ def labelled(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def retries(snapshot: Snapshot) -> Iterator[Sample]:
-    counted = dict.fromkeys(RETRY_REASONS, 0)
-    for reason, count in snapshot.status.tally.retries.items():
-        counted[reason if reason in counted else "other"] += count
-    for reason, count in counted.items():
-        yield (reason,), count
+    for reason in RetryReason:
+        yield (reason.value,), snapshot.status.tally.retries.get(reason, 0)
 
 
 # One an octave, by the last length that each holds; the open one comes on top.
@@ -159,7 +156,7 @@ def eta_seconds(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def gpu_seconds(snapshot: Snapshot) -> float:
-    return sum(slot.engine_seconds for slot in snapshot.status.tally.slots.values()) * snapshot.facts.gpus
+    return sum(slot.gpu_seconds for slot in snapshot.status.tally.slots.values())
 
 
 def cost_so_far(snapshot: Snapshot) -> Iterator[Sample]:

@@ -107,6 +107,7 @@ class Driver:
         self._lost: set[int] = set()
         self._lost_told_to = ""
         self._wake = asyncio.Event()
+        self._told: set[str] = set()
         self._is_leaving = False
         self._is_hurried = False
 
@@ -154,11 +155,19 @@ class Driver:
             status = await self._supervise(coordinator, replicas)
             if replicas:
                 await asyncio.wait(replicas, timeout=LEAVE_SECONDS)
-            return status
+            return await self._last_status(coordinator, status)
         finally:
             for replica in replicas:
                 replica.cancel()
             await asyncio.gather(*replicas, return_exceptions=True)
+
+    async def _last_status(self, coordinator: CoordinatorHandle, seen: CoordinatorStatus) -> CoordinatorStatus:
+        """With the replicas as they have left; what was seen before, where the coordinator has gone meanwhile."""
+        with suppress(RegenError, TimeoutError):
+            async with asyncio.timeout(FAREWELL_ANSWER_SECONDS):
+                last = await coordinator.status()
+                return last if last.phase is seen.phase else seen
+        return seen
 
     async def _farewell(self, coordinator: CoordinatorHandle) -> None:
         """While somebody has yet to scrape the final numbers: nothing else is held by then, and nothing is lost."""
@@ -319,6 +328,10 @@ class Driver:
         """Watching cannot kill a run: a closed pipe, say, is the watcher's trouble."""
         with suppress(Exception):
             self._watch(status)
+        for slot, stats in status.replicas.items():
+            if stats.metrics_error is not None and stats.metrics_error not in self._told:
+                self._told.add(stats.metrics_error)
+                self._say(f"replica {slot}: {stats.metrics_error}")
 
     def _say(self, text: str) -> None:
         with suppress(Exception):

@@ -249,7 +249,7 @@ def _by_holder(holder: Holder | None, is_finished: bool = False) -> Now:
     beat = f"session {holder.session} on host {holder.host}, last heartbeat {holder.beat_at} by its own clock."
     if holder.state is not HolderState.RUNNING or is_finished:
         return Now("finished" if is_finished else holder.state.value, beat, has_ended=True)
-    if (said := getattr(holder, "progress", None)) is None:  # LATER
+    if (said := holder.progress) is None:
         return Now(holder.state.value, beat)
     return Now(
         phase=said.phase.value,

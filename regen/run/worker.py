@@ -16,11 +16,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from typing import Protocol
 
 import pyarrow as pa
 
 from regen import rows
-from regen.errors import EngineDied, EngineError, EngineGarbage, EngineStalled, EngineStartFailed, RowFailed
+from regen.errors import EngineDied, EngineError, EngineGarbage, EngineStalled, EngineStartFailed, RowFailed, UserError
 from regen.protocols import AnswerParser, ChatTemplate, Engine
 from regen.records import (
     Command,
@@ -61,6 +62,12 @@ _STATES = {
 }
 
 
+class Served(Protocol):
+    """Something that others read over the network until it is closed."""
+
+    def close(self) -> None: ...
+
+
 class Worker:
     """One incarnation of one replica slot."""
 
@@ -71,8 +78,15 @@ class Worker:
         template: ChatTemplate,
         exchange: Exchange,
         make_parser: Callable[[], AnswerParser | None] = lambda: None,
+        serve_metrics: Callable[[], Served] | None = None,
     ) -> None:
-        """`make_parser` is called once, in a thread, before the engine is started: it may take seconds."""
+        """`make_parser` is called once, in a thread, before the engine is started: it may take seconds.
+
+        `serve_metrics` begins to serve the engine's own metrics, or raises UserError. None: they are not wanted.
+        """
+        self._serve_metrics = serve_metrics
+        self._metrics: Served | None = None
+        self._metrics_error: str | None = None
         self._setup = setup
         self._engine = engine
         self._template = template
@@ -83,6 +97,7 @@ class Worker:
         self._info: EngineInfo | None = None
         self._executor = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="text")
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._tokens: dict[int, int] = {}  # so far, of rows in work
         # Finished rows, each a table of one row in rows.SCHEMA: not sent yet, and sent but not known to be committed.
         self._unsent: dict[int, pa.Table] = {}
         self._awaiting: dict[int, pa.Table] = {}
@@ -104,6 +119,7 @@ class Worker:
     async def run(self) -> Left:
         """Start the engine, warm it up, work until told to stop. Raises EngineError when the engine cannot go on."""
         try:
+            await self._begin_metrics()
             if not await self._start_engine() or not await self._warm_up():
                 return Left.STOPPED
             while await self._exchange_once():
@@ -119,6 +135,14 @@ class Worker:
             await self._leave()
 
     # --- life ------------------------------------------------------------------------------------
+
+    async def _begin_metrics(self) -> None:
+        """Without them the replica works as well: what is in the way is said, and stops nothing."""
+        if self._serve_metrics is not None:
+            try:
+                self._metrics = await asyncio.to_thread(self._serve_metrics)
+            except UserError as error:
+                self._metrics_error = str(error)
 
     async def _start_engine(self) -> bool:
         """Exchanges go on while the engine loads: the coordinator sees a replica that is starting, not a silent one.
@@ -198,6 +222,8 @@ class Worker:
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        if self._metrics is not None:
+            await asyncio.to_thread(self._metrics.close)
         await self._engine.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
@@ -270,6 +296,7 @@ class Worker:
             session=self._setup.run.session,
             seq=self._seq,
             running=tuple(self._tasks),
+            running_tokens=tuple(self._tokens.get(ordinal, 0) for ordinal in self._tasks),
             awaiting=tuple(self._awaiting),
             finished=rows.to_bytes(pa.concat_tables(finished)) if finished else b"",
             failed=failed,
@@ -316,6 +343,7 @@ class Worker:
             warmup=self._warmup,
             first_request_at=self._first_request_at,
             last_completion_at=self._last_completion_at,
+            metrics_error=self._metrics_error,
         )
 
     # --- rows ------------------------------------------------------------------------------------
@@ -326,6 +354,7 @@ class Worker:
             return
         if self._first_request_at is None:
             self._first_request_at = time.time()
+        self._tokens[ordinal] = 0
         self._tasks[ordinal] = asyncio.ensure_future(self._make(lease))
 
     async def _make(self, lease: Lease) -> None:
@@ -382,6 +411,8 @@ class Worker:
 
     def _on_tokens(self, ordinal: int, count: int) -> None:
         if count:
+            if ordinal in self._tokens:
+                self._tokens[ordinal] += count
             self._stall.tokens(ordinal, time.monotonic())
             self._has_given_up_alone = False
 
@@ -401,6 +432,7 @@ class Worker:
 
     def _drop(self, ordinal: int) -> None:
         if (task := self._tasks.pop(ordinal, None)) is not None:
+            self._tokens.pop(ordinal, None)
             self._stall.ended(ordinal)
             if task is not asyncio.current_task():
                 task.cancel()

@@ -24,6 +24,7 @@ from regen.records import (
     Label,
     Phase,
     ReplicaTotals,
+    RetryReason,
     SlotState,
     SlotTally,
     SourceTotals,
@@ -125,8 +126,8 @@ def test_a_row_that_was_made_again_counts_with_each_outcome_and_stands_once() ->
 
 
 def test_tallies_are_those_that_were_published() -> None:
-    spent = SlotTally(engine_seconds=7200, preemptions=3, slot_seconds={SlotState.STARVED: 12.5})
-    found = samples(snapshot(tally=Tally(slots={0: spent, 5: spent}, retries={"stalled": 4}, store_errors=2)))
+    spent = SlotTally(engine_seconds=7200, gpu_seconds=7200 * 4, preemptions=3, slot_seconds={SlotState.STARVED: 12.5})
+    found = samples(snapshot(tally=Tally(slots={0: spent, 5: spent}, retries={RetryReason.STALLED: 4}, store_errors=2)))
     assert value(found, "regen_replica_preemptions_total", replica="0") == 3
     assert value(found, "regen_replica_slot_seconds_total", replica="0", state="starved") == 12.5
     assert value(found, "regen_retries_total", reason="stalled") == 4
@@ -165,10 +166,12 @@ def test_every_length_is_within_its_limit(tokens: list[int]) -> None:
 
 def test_cost_is_gpu_hours_times_the_price() -> None:
     eta = Eta(EtaState.ESTIMATING, 1800, 3600, 7200)
-    found = samples(snapshot(facts=PRICED, eta=eta, tally=Tally(slots={0: SlotTally(engine_seconds=1800)})))
+    found = samples(snapshot(facts=PRICED, eta=eta, tally=Tally(slots={0: SlotTally(gpu_seconds=4 * 1800)})))
     assert value(found, "regen_cost_so_far", currency="EUR") == 0.5 * 4 * 2.5
     assert value(found, "regen_cost_to_go", currency="EUR") == 1 * 2 * 4 * 2.5
-    without_gpus = samples(snapshot(facts=replace(PRICED, gpus=0), tally=Tally(slots={0: SlotTally(60.0)})))
+    without_gpus = samples(
+        snapshot(facts=replace(PRICED, gpus=0), tally=Tally(slots={0: SlotTally(engine_seconds=60.0)}))
+    )
     assert value(without_gpus, "regen_cost_so_far", currency="EUR") == 0
     assert value(without_gpus, "regen_cost_to_go", currency="EUR") == 0, "whenever it ends"
     ended = samples(snapshot(facts=PRICED, eta=Eta(EtaState.FINISHED)))
