@@ -268,8 +268,8 @@ def _told(replayed: Replayed) -> list[Record]:
 
 
 def _progress(about: About, known: Known, now: Now) -> ProgressFacts:
-    totals, gpus = known.totals, gpus_per_replica(about.spec)
-    engine_seconds = sum(slot.engine_seconds for slot in known.tally.slots.values())
+    totals, slots = known.totals, known.tally.slots.values()
+    gpu_seconds = sum(slot.gpu_seconds for slot in slots)
     return ProgressFacts(
         planned=sum(about.planned.values()) if about.is_planned else None,
         done=totals.done,
@@ -281,9 +281,9 @@ def _progress(about: About, known: Known, now: Now) -> ProgressFacts:
         tokens_per_second=now.tokens_per_second,
         eta=now.eta,
         deadline_seconds=now.deadline_seconds,
-        engine_seconds=engine_seconds,
-        gpu_seconds=engine_seconds * gpus if gpus else None,
-        money=_money(about.spec, engine_seconds * gpus, now.eta),
+        engine_seconds=sum(slot.engine_seconds for slot in slots),
+        gpu_seconds=gpu_seconds or None,
+        money=_money(about.spec, gpu_seconds, now.eta),
     )
 
 
@@ -293,9 +293,10 @@ def _money(spec: RunSpec, gpu_seconds: float, eta: Eta) -> Money | None:
         return None
     hourly = spec.price.per_gpu_hour
     fleet = hourly * gpus_per_replica(spec) * spec.engine.replicas / 3600
-    low, mid, high = (
-        None if seconds is None else seconds * fleet for seconds in (eta.low_seconds, eta.mid_seconds, eta.high_seconds)
-    )
+    bounds = (eta.low_seconds, eta.mid_seconds, eta.high_seconds)
+    if eta.state is EtaState.FINISHED or not fleet:
+        bounds = (0.0, 0.0, 0.0)
+    low, mid, high = (None if seconds is None else seconds * fleet for seconds in bounds)
     return Money(spec.price.currency, gpu_seconds / 3600 * hourly, (low, mid, high))
 
 

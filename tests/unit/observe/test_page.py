@@ -152,7 +152,8 @@ def test_the_part_that_changes_stands_in_the_page_as_it_is():
 
 def test_another_build_or_run_has_another_mark():
     def mark(facts):
-        return re.search(r'data-page="([^"]*)"', main_part(facts))[1]
+        (found,) = re.findall(r'data-page="([^"]*)"', main_part(facts))
+        return found
 
     facts = made_up()
     assert len({mark(facts), mark(replace(facts, key="other")), mark(replace(facts, version="9"))}) == 3
@@ -272,7 +273,7 @@ def test_every_status_has_a_colour_in_the_style():
 def test_a_script_that_could_end_its_element_is_refused(monkeypatch):
     from regen.observe.page import assets
 
-    monkeypatch.setattr(assets.resources, "files", lambda package: FakeFolder())
+    monkeypatch.setattr("importlib.resources.files", lambda package: FakeFolder())
     with pytest.raises(ValueError, match="must not hold"):
         assets.packaged("page.js")
 
