@@ -21,7 +21,7 @@ from regen.observe.page.facts import PageFacts, SampleFacts, Seen
 from regen.observe.page.history import thinned
 from regen.observe.page.page import main_part, whole_page
 from regen.protocols import Storage
-from regen.records import CoordinatorStatus
+from regen.records import CoordinatorStatus, ReplicaState
 from regen.run.page_events import events
 from regen.run.page_facts import SAMPLES_CHOSEN, About, Known, by_status, current_rows, page_facts, seen, seen_at
 from regen.run.page_samples import sampled_rows
@@ -35,6 +35,7 @@ _RETRY_SECONDS = 20.0
 _SAMPLES_SECONDS = 60.0
 MOST_MOMENTS = 800
 _RATE_SECONDS = 60.0
+_WORKING = (ReplicaState.RUNNING, ReplicaState.DRAINING)
 SAMPLES_NOT_HERE = (
     "Not shown by a running page, which is for everybody who reaches its port: `metrics.samples: true` in the spec, or"
     " `regen report`, shows them."
@@ -54,9 +55,11 @@ class Glance:
 class LivePage:
     """Pages may be asked for in any thread."""
 
-    def __init__(self, about: About, session: str, glance: Callable[[], Glance]) -> None:
-        """`glance` is called in the thread that asks for a page."""
-        self._about, self._session, self._glance = about, session, glance
+    def __init__(
+        self, about: About, session: str, glance: Callable[[], Glance], now: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`glance` is called in the thread that asks for a page; `now` is any clock in seconds."""
+        self._about, self._session, self._glance, self._now = about, session, glance, now
         self._lock = threading.Lock()
         self._made: tuple[float, PageFacts] | None = None
         self._past: tuple[Seen, ...] = ()
@@ -114,7 +117,7 @@ class LivePage:
     def _facts(self) -> PageFacts:
         """One maker at a time; who comes meanwhile gets what it has made."""
         with self._lock:
-            now = time.monotonic()
+            now = self._now()
             if self._made is None or now - self._made[0] >= FRESH_SECONDS:
                 self._made = (now, self._fresh())
             return self._made[1]
@@ -135,16 +138,20 @@ class LivePage:
         return page_facts(self._about, known, now, glance.at, is_live=True)
 
     def _history(self, glance: Glance) -> tuple[Seen, ...]:
-        """The journal's moments until this coordinator began to look, then its own."""
+        """The journal's moments without those of this coordinator, then its own. Clocks of other hosts say nothing."""
         own = tuple(self._present)
         since = own[0].at if own else glance.at
         latest = seen_at(glance.at, self._session, glance.status.totals, glance.status.tally)
-        return (*(moment for moment in self._past if moment.at < since), *own, latest)
+        past = (moment for moment in self._past if moment.session != self._session or moment.at < since)
+        return (*past, *own, latest)
 
     def _rates(self, status: CoordinatorStatus) -> Mapping[int, float]:
         """Tokens a second of every engine over about a minute, as it counts them; a new engine counts from zero."""
         rates: dict[int, float] = {}
         for slot, stats in status.replicas.items():
+            if stats.state not in _WORKING:
+                self._counted.pop(slot, None)
+                continue
             counted = self._counted.setdefault(slot, deque())
             if counted and stats.counters.output_tokens < counted[-1][1]:
                 counted.clear()

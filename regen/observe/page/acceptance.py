@@ -77,4 +77,5 @@ def _highest(facts: PageFacts) -> float:
 
 
 def _range(index: int) -> str:
-    return f"{length_buckets.lowest(index):,} to {length_buckets.lowest(index + 1) - 1:,}"
+    first, last = length_buckets.lowest(index), length_buckets.lowest(index + 1) - 1
+    return f"{first:,}" if first == last else f"{first:,} to {last:,}"

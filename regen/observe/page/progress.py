@@ -44,13 +44,13 @@ def _tiles(facts: PageFacts) -> Iterator[Element]:
 
 def _cost(progress: ProgressFacts) -> Element:
     """Money where the spec has a price, and time held in any case."""
-    held = f"{figures.duration(progress.gpu_seconds)} of GPU time held"
     if (money := progress.money) is None:
         unit, seconds = ("GPU", progress.gpu_seconds) if progress.gpu_seconds else ("Engine", progress.engine_seconds)
         return _tile(f"{unit} time so far", figures.duration(seconds), "no price in the spec")
     low, mid, high = money.to_go
     to_go = f"{figures.money(mid, money.currency)} to go ({figures.ratio(low)} to {figures.ratio(high)})"
-    return _tile("Cost so far", figures.money(money.so_far, money.currency), f"{held}; {to_go}")
+    held = f"{figures.duration(progress.gpu_seconds)} of GPU time held; " if progress.gpu_seconds else ""
+    return _tile("Cost so far", figures.money(money.so_far, money.currency), f"{held}{to_go}")
 
 
 def _tile(name: str, value: str, said: Child) -> Element:

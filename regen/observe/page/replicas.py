@@ -74,7 +74,7 @@ def _slots(replicas: tuple[ReplicaFacts, ...]) -> tuple[Element, ...]:
     known = [replica for replica in replicas if sum(replica.slot_seconds.values()) > 0]
     if not known:
         return ()
-    columns = ("replica", "so far", *(name for _, name in _DOING), "slot-hours")
+    columns = ("replica", "so far", *(name for _, name in _DOING), "slot time")
     return (
         table("What the slots were doing", columns, [_doing(replica) for replica in known], left=("so far",)),
         remark(
@@ -92,5 +92,5 @@ def _doing(replica: ReplicaFacts) -> tuple[Node, ...]:
         str(replica.slot),
         bar([(f"d-{state}", one / whole) for state, _, one in seconds], said),
         *(figures.share(one, whole) for _, _, one in seconds),
-        figures.ratio(whole / 3600, 1),
+        figures.duration(whole),
     )
