@@ -81,7 +81,7 @@ def _eta(facts: PageFacts) -> tuple[str, Child]:
     if eta.state is EtaState.FINISHED or is_finished:
         return "done", "every row has an outcome"
     if not figures.is_known(eta.mid_seconds):
-        return figures.UNKNOWN, _why_unknown(facts)
+        return _unknown(facts)
     words = f"{figures.duration(eta.low_seconds)} to {figures.duration(eta.high_seconds)} (10th to 90th percentile)"
     if eta.state is EtaState.STALLED:
         return "stalled", f"no token comes; {words} from when they come again"
@@ -89,12 +89,12 @@ def _eta(facts: PageFacts) -> tuple[str, Child]:
     return figures.duration(eta.mid_seconds), (words, early, "; done about ", _end(facts))
 
 
-def _why_unknown(facts: PageFacts) -> str:
+def _unknown(facts: PageFacts) -> tuple[str, str]:
     if facts.has_ended:
-        return "nobody runs it"
+        return figures.UNKNOWN, "nobody runs it"
     if facts.progress.eta.state is EtaState.STALLED:
-        return "stalled: no token comes"
-    return "warming up: too little is seen yet"
+        return "stalled", "no token comes"
+    return "warming up", "too little is seen yet"
 
 
 def _end(facts: PageFacts) -> Element | str:

@@ -175,9 +175,9 @@ def test_charts_and_tables_say_what_they_are():
 @pytest.mark.parametrize(
     ("eta", "changes", "said"),
     [
-        (Eta(EtaState.WARMING), {}, "warming up: too little is seen yet"),
+        (Eta(EtaState.WARMING), {}, "warming uptoo little is seen yet"),
         (Eta(EtaState.WARMING), {"has_ended": True}, "nobody runs it"),
-        (Eta(EtaState.STALLED), {}, "stalled: no token comes"),
+        (Eta(EtaState.STALLED), {}, "stalledno token comes"),
         (Eta(EtaState.STALLED, 60, 120, 600), {}, "no token comes; 1 min 00 s to 10 min 00 s"),
         (Eta(EtaState.ESTIMATING, 3600, 7200, 90000), {}, "1 h 00 min to 1 d 1 h"),
         (Eta(EtaState.FINISHED), {}, "every row has an outcome"),

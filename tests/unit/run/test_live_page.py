@@ -137,10 +137,19 @@ def test_a_long_history_is_thinned_and_says_the_same(world):
 def test_a_store_that_is_away_only_costs_the_past(world):
     class Away(MemoryStorage):
         def list(self, prefix):
-            raise StoreUnavailable("503")
+            if world.now < 30:
+                raise StoreUnavailable("503")
+            return super().list(prefix)
 
-    kept(world, Away(), 60, step=10)
+    storage = Away()
+    world.now = 30
+    published(storage, [[output_row(1)]])
+    world.now = 0
+    kept(world, storage, 15, step=10)
     assert "lowest 10, highest 10" in world.chart()
+    assert "session s1 began" not in world.main()
+    kept(world, storage, 45, step=10)
+    assert "session s1 began" in world.main()
 
 
 @pytest.mark.parametrize("samples", [True, False])
