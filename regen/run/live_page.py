@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from regen.errors import RegenError
 from regen.observe.http_server import Page
@@ -52,6 +52,15 @@ class Glance:
     deadline_seconds: float | None
 
 
+@dataclass(slots=True)
+class _Made:
+    """What was made last, `at` the clock's time: facts, and of them the pages that were asked for, by path."""
+
+    at: float
+    facts: PageFacts | None = None
+    pages: dict[str, Page] = field(default_factory=dict)
+
+
 class LivePage:
     """Pages may be asked for in any thread."""
 
@@ -61,7 +70,7 @@ class LivePage:
         """`glance` is called in the thread that asks for a page; `now` is any clock in seconds."""
         self._about, self._session, self._glance, self._now = about, session, glance, now
         self._lock = threading.Lock()
-        self._made: tuple[float, PageFacts] | None = None
+        self._made = _Made(float("-inf"))
         self._past: tuple[Seen, ...] = ()
         self._present: list[Seen] = []
         self._samples: tuple[SampleFacts, ...] | None = None
@@ -70,8 +79,8 @@ class LivePage:
     def routes(self) -> dict[str, Callable[[], Page]]:
         """What is served, by path: the page, and the part of it that it fetches to keep itself up to date."""
         return {
-            "/": lambda: _page(whole_page(self._facts())),
-            "/main": lambda: _page(main_part(self._facts())),
+            "/": lambda: self._page("/", whole_page),
+            "/main": lambda: self._page("/main", main_part),
         }
 
     async def keep(
@@ -114,13 +123,16 @@ class LivePage:
     def _take_samples(self, storage: Storage, reopened: Reopened) -> None:
         self._samples = sampled_rows(storage, current_rows(reopened))
 
-    def _facts(self) -> PageFacts:
+    def _page(self, path: str, render: Callable[[PageFacts], str]) -> Page:
         """One maker at a time; who comes meanwhile gets what it has made."""
         with self._lock:
             now = self._now()
-            if self._made is None or now - self._made[0] >= FRESH_SECONDS:
-                self._made = (now, self._fresh())
-            return self._made[1]
+            if self._made.facts is None or now - self._made.at >= FRESH_SECONDS:
+                self._made = _Made(now, self._fresh())
+            made = self._made
+            if path not in made.pages and made.facts is not None:
+                made.pages[path] = _page(render(made.facts))
+            return made.pages[path]
 
     def _fresh(self) -> PageFacts:
         glance = self._glance()
