@@ -69,8 +69,8 @@ def time_chart(series: Series, over: Span, marks: Sequence[Event]) -> Element:
                 e("title", said),
                 _grid(axis),
                 _time_labels(over),
-                [_mark(kind, at, over, text) for kind, at, text in _grouped(marks, over)],
                 _lines(series.stretches, over, axis),
+                [_mark(kind, at, over, text) for kind, at, text in _grouped(marks, over)],
                 [_dot(place, over, axis) for stretch in series.stretches if len(stretch) == 1 for place in stretch],
                 None
                 if values
@@ -208,7 +208,14 @@ def _mark(kind: EventKind, at: float, over: Span, text: str) -> Element:
         "g",
         e("title", text),
         _line(x, str(_TOP), x, str(_TOP + _HEIGHT), f"mark {kind}"),
-        e("text", _LETTERS[kind], x=x, y=_TOP + 11 * row, dx=-3 if anchor == "end" else 3, text_anchor=anchor),
+        e(
+            "text",
+            _LETTERS[kind],
+            x=x,
+            y=_TOP + _HEIGHT - 5 - 11 * row,
+            dx=-3 if anchor == "end" else 3,
+            text_anchor=anchor,
+        ),
     )
 
 
