@@ -165,9 +165,10 @@ class LivePage:
                 self._counted.pop(slot, None)
                 continue
             counted = self._counted.setdefault(slot, deque())
-            if counted and stats.counters.output_tokens < counted[-1][1]:
+            latest = (stats.counted_at, stats.counters.output_tokens)
+            if counted and (latest[0] < counted[-1][0] or latest[1] < counted[-1][1]):
                 counted.clear()
-            counted.append((stats.counted_at, stats.counters.output_tokens))
+            counted.append(latest)
             while len(counted) > 2 and counted[-1][0] - counted[1][0] > _RATE_SECONDS:
                 counted.popleft()
             seconds = counted[-1][0] - counted[0][0]

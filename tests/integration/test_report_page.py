@@ -12,6 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from regen.cli import app
+from regen.observe.page.facts import PageFacts
+from regen.observe.page.page import whole_page
 from regen.records import Status
 from regen.run.clean import clean
 from regen.run.local import LocalCluster
@@ -20,6 +22,7 @@ from regen.run.report_page import leave_pages, write_pages
 from regen.run.session import seal_run
 from regen.run.start import Begun
 from regen.store.storage import open_storage
+from tests import virtual_time
 from tests.runs import begin_run, drive, make_spec, with_draft
 from tests.s3_server import S3Server
 
@@ -29,7 +32,7 @@ ROWS = [{"prompt": f"{number} {PROMPT}"} for number in range(12)]
 
 def finished(folder: Path, rows: int | list[dict[str, Any]] = 30, **sections: Any) -> Begun:
     begun = begin_run(make_spec(folder, rows, **sections))
-    asyncio.run(drive(LocalCluster(), begun))
+    virtual_time.run(drive(LocalCluster(), begun))
     seal_run(begun.storage, begun.worker_setup.run)
     return begun
 
@@ -62,7 +65,7 @@ def test_a_finished_run(tmp_path):
 def test_acceptance_is_by_source_position_and_length(tmp_path):
     spec = with_draft(make_spec(tmp_path, 30, engine={"acceptance_by_position": [0.7, 0.4, 0.2]}), tmp_path)
     begun = begin_run(spec)
-    asyncio.run(drive(LocalCluster(), begun))
+    virtual_time.run(drive(LocalCluster(), begun))
     facts = from_store(begun.storage).page(_now())
     assert facts.acceptance.drafts > 0
     assert facts.acceptance == facts.sources[0].acceptance
@@ -94,6 +97,27 @@ def test_half_a_run_and_one_that_is_not_begun(tmp_path):
     card = read(begun, "README.md")
     assert "0 of 9 conversations" in card
     assert "configs:" not in card
+
+
+def test_in_the_middle_of_a_run(tmp_path):
+    begun = begin_run(make_spec(tmp_path, 60, engine={"step_seconds": 0.01}))
+
+    async def half() -> PageFacts:
+        work = asyncio.ensure_future(drive(LocalCluster(), begun))
+        while True:
+            run = await asyncio.to_thread(from_store, begun.storage)
+            if run.known.totals.done or work.done():
+                break
+            await asyncio.sleep(0.02)
+        await work
+        return run.page(_now())
+
+    facts = virtual_time.run(half())
+    assert 0 < facts.progress.done < 60
+    assert (facts.phase, facts.has_ended) == ("running", False)
+    assert facts.progress.in_flight is not None
+    assert facts.samples
+    assert "nobody runs it" not in whole_page(facts)
 
 
 def test_a_closed_run_is_sampled_from_its_shards(tmp_path):
