@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from regen.run.local import LocalCluster
 from regen.run.session import seal_run, standing
 from regen.run.start import StartOptions, resume
 from regen.spec import dump_spec, load_spec
+from tests import virtual_time
 from tests.processes import REGEN, environment, regen
 from tests.runs import begin_run, conversations, drive, make_spec, write_jsonl
 from tests.toy_target import build_toy_target
@@ -23,14 +23,14 @@ from tests.toy_target import build_toy_target
 def finished_run(folder: Path) -> Path:
     """A sealed run in `folder`/run, made without Ray."""
     begun = begin_run(make_spec(folder, rows=[*conversations(20), {"messages": []}]))
-    asyncio.run(drive(LocalCluster(), begun))
+    virtual_time.run(drive(LocalCluster(), begun))
     seal_run(begun.storage, begun.worker_setup.run)
     return folder / "run"
 
 
 def test_retry_opens_rows_again_and_says_what_is_next(tmp_path: Path) -> None:
     begun = begin_run(make_spec(tmp_path, rows=20, sampling={"max_tokens": 12}))
-    asyncio.run(drive(LocalCluster(), begun))
+    virtual_time.run(drive(LocalCluster(), begun))
     seal_run(begun.storage, begun.worker_setup.run)
     opened = regen("retry", "run", "--status", "truncated", "--max-tokens", "100", cwd=tmp_path)
     assert opened.returncode == 0, opened.stderr
@@ -162,7 +162,7 @@ def test_a_run_is_continued_from_its_folder_alone_wherever_the_command_is_starte
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     again = resume("../run", StartOptions(processes=1), say=lambda text: None)
-    asyncio.run(drive(LocalCluster(), again))
+    virtual_time.run(drive(LocalCluster(), again))
     assert standing(again.storage).is_finished
 
 

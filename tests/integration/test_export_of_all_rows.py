@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 from pathlib import Path
@@ -20,6 +19,7 @@ from regen.run.session import seal_run
 from regen.spec import RowsSpec
 from regen.store.export.formats import FORMATS
 from regen.store.local import LocalStorage
+from tests import virtual_time
 from tests.runs import begin_run, drive, make_spec, shard_table, write_jsonl
 from tests.toy_target import END_ID, START_ID, build_toy_target
 
@@ -90,7 +90,7 @@ def made(folder: Path, template: str) -> Path:
         ],
     )
     begun = begin_run(spec.model_copy(update={"rows": RowsSpec(eval_share=0.5)}))
-    asyncio.run(drive(LocalCluster(), begun))
+    virtual_time.run(drive(LocalCluster(), begun))
     seal_run(begun.storage, begun.worker_setup.run)
     return folder / "run"
 
