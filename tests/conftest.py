@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.ray_cluster import RayHead
 from tests.s3_server import KEYS, S3Server, s3_server
 from tests.trainers import NotInstallable, trainer_environment
 
@@ -41,6 +42,14 @@ def s3() -> Iterator[S3Server]:
     """A server that speaks S3 (tests/s3_server.py)."""
     with s3_server() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def ray_head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayHead]:
+    """A Ray cluster that many tests share: what a test starts there it has ended before the next one begins."""
+    cluster = RayHead(tmp_path_factory.mktemp("cluster"))
+    yield cluster
+    cluster.end()
 
 
 @pytest.fixture(scope="session")
