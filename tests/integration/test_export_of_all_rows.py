@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from tests import virtual_time
 from tests.runs import begin_run, drive, make_spec, shard_table, write_jsonl
 from tests.toy_target import END_ID, START_ID, build_toy_target
 
-pytest.importorskip("vllm")
+pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="its parsers come with vLLM")
 
 ARGUMENTS = "call.function.arguments if call.function.arguments is string else call.function.arguments|tojson"
 TEMPLATE = """\
