@@ -23,6 +23,7 @@ os.environ.update(
     RAY_AUTH_MODE="token",
     RAY_AUTH_TOKEN=secrets.token_hex(32),
     RAY_USAGE_STATS_ENABLED="0",
+    RAY_worker_niceness="0",  # by 15 as it is: on a busy machine tests would wait for Ray's workers for minutes
     TOKENIZERS_PARALLELISM="false",
     VLLM_NO_USAGE_STATS="1",
 )

@@ -15,6 +15,7 @@ from regen.run.session import seal_run, standing
 from regen.run.start import StartOptions, resume
 from regen.spec import dump_spec, load_spec
 from tests import virtual_time
+from tests.chaos.ray_cluster import ENVIRONMENT, RayHead
 from tests.processes import REGEN, environment, regen, regen_here
 from tests.runs import begin_run, conversations, drive, make_spec, write_jsonl
 from tests.toy_target import build_toy_target
@@ -144,12 +145,18 @@ def test_a_folder_without_a_run_is_said_to_be_none(tmp_path: Path) -> None:
     assert "holds no run" in done.stderr
 
 
-def test_changed_sampling_is_refused_with_a_diff_and_changed_logistics_are_free(tmp_path: Path) -> None:
+def test_changed_sampling_is_refused_with_a_diff(tmp_path: Path) -> None:
     finished_run(tmp_path)
     refused = regen_here("run", written(tmp_path, sampling={"temperature": 0.8}), cwd=tmp_path)
     assert refused.returncode == 5
     assert "sampling.temperature: was None, is 0.8" in refused.stderr
-    free = regen("run", written(tmp_path, engine={"replicas": 3}, checkpoint={"interval_seconds": 9}), cwd=tmp_path)
+
+
+@pytest.mark.ray
+def test_changed_logistics_are_free(tmp_path: Path, ray_head: RayHead) -> None:
+    finished_run(tmp_path)
+    spec = written(tmp_path, engine={"replicas": 3}, checkpoint={"interval_seconds": 9})
+    free = regen("run", spec, "--address", ray_head.address, cwd=tmp_path, more=ENVIRONMENT)
     assert free.returncode == 10
 
 
