@@ -20,6 +20,9 @@ from tests.runs import write_jsonl
 
 pytestmark = [pytest.mark.engine, pytest.mark.ray]
 
+# More than the 500 drafts that a verdict needs, also at accept length 1.8, in a third of the time that 64 rows take.
+WARMUP = {"rows": 24, "max_tokens": 48, "canary_rows": 8}
+
 
 def write_spec(folder: Path, model: Path, source: Path, **sections: Any) -> str:
     raw: dict[str, Any] = {
@@ -68,7 +71,7 @@ def test_a_head_run_under_the_wrong_method_is_refused_and_forced_past_that_stopp
     config = json.loads((head / "config.json").read_text(encoding="utf-8"))
     (draft / "config.json").write_text(json.dumps({**config, "architectures": ["Eagle3LlamaForCausalLM"]}))
     (draft / "model.safetensors").symlink_to(head / "model.safetensors")
-    speculation: dict[str, Any] = {"method": "eagle", "draft": str(draft), "num_tokens": 3}
+    speculation: dict[str, Any] = {"method": "eagle", "draft": str(draft), "num_tokens": 3, "warmup": WARMUP}
     questions = shared_prompts / "gsm8k_test.jsonl"
     spec = write_spec(tmp_path, smollm2, questions, speculation=speculation)
     refused = regen("preflight", "--json", spec, cwd=tmp_path)
@@ -87,7 +90,7 @@ def test_a_head_run_under_the_wrong_method_is_refused_and_forced_past_that_stopp
 
 def test_a_head_that_files_cannot_tell_from_a_good_one_is_stopped_by_the_gate(tmp_path: Path, smollm2: Path) -> None:
     draft = build_random_head(smollm2, tmp_path / "draft")
-    speculation = {"method": "eagle3", "draft": str(draft), "num_tokens": 3}
+    speculation = {"method": "eagle3", "draft": str(draft), "num_tokens": 3, "warmup": WARMUP}
     spec = write_spec(tmp_path, smollm2, sums(tmp_path, 80), speculation=speculation)
     assert regen("preflight", spec, cwd=tmp_path).returncode == 0
     stopped = regen("run", spec, cwd=tmp_path, timeout_seconds=300)
@@ -104,7 +107,7 @@ def test_a_good_head_that_does_not_pay_is_switched_off_and_the_rows_made_count(
         "method": "eagle3",
         "draft": str(head),
         "num_tokens": 3,
-        "warmup": {"rows": 24, "max_tokens": 48, "canary_rows": 8},
+        "warmup": WARMUP,
         "calibration": {"arms": 2, "window_seconds": 8.0, "max_engine_starts": 4},
     }
     spec = write_spec(tmp_path, smollm2, shared_prompts / "gsm8k_test.jsonl", speculation=speculation)
