@@ -33,7 +33,9 @@ def job_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     os.environ["PATH"] = f"{BIN}{os.pathsep}{os.environ['PATH']}"  # `python` of an entrypoint is that of `ray start`
     with started(command, cwd=folder):
         address = f"http://127.0.0.1:{ports['dashboard-port']}"
-        wait_until(lambda: ray("job", "list", "--address", address).returncode == 0, seconds=PATIENCE_SECONDS)
+        # It lists jobs before it takes any.
+        submit = ("job", "submit", "--address", address, "--", "true")
+        wait_until(lambda: ray(*submit).returncode == 0, seconds=PATIENCE_SECONDS)
         yield address
 
 
