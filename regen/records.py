@@ -602,12 +602,35 @@ class Toll:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceTotals:
+    """What the run has made of one source. `lengths` counts rows by their output tokens, by bucket of
+    `regen.length_buckets`; `acceptance` leaves degenerate rows out: a loop is easy to draft, and tells nothing.
+    """
+
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    generations: int = 0
+    lengths: tuple[int, ...] = ()
+    acceptance: Acceptance = Acceptance()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaTotals:
+    """What one slot's engines have made, degenerate rows among it."""
+
+    output_tokens: int = 0
+    generations: int = 0
+    acceptance: Acceptance = Acceptance()
+
+
+@dataclass(frozen=True, slots=True)
 class Totals:
     """What the store says is done: recomputed by replay, so that no number falls or counts twice.
 
     `outcomes` by source and status, `reasons` of rows that are not ok, by status and reason; `replicas` are outcomes by
     the slot that made them and status, `labels` generations by source and `Label`. Tokens and generations are those
-    that the run has made: native rows are among the outcomes only.
+    that the run has made: native rows are among the outcomes only. `by_source` and `by_replica` say the same in parts;
+    `by_length` is the acceptance of generations by the bucket of their own length, degenerate rows left out.
     """
 
     outcomes: Mapping[tuple[str, Status], int] = field(default_factory=dict)
@@ -618,6 +641,9 @@ class Totals:
     output_tokens: int = 0
     generations: int = 0
     acceptance: Acceptance = Acceptance()
+    by_source: Mapping[str, SourceTotals] = field(default_factory=dict)
+    by_replica: Mapping[int, ReplicaTotals] = field(default_factory=dict)
+    by_length: Mapping[int, Acceptance] = field(default_factory=dict)
 
     @property
     def done(self) -> int:
@@ -629,6 +655,69 @@ class Totals:
         for (_, status), count in self.outcomes.items():
             counts[status] += count
         return counts
+
+
+class EtaState(StrEnum):
+    WARMING = "warming"  # too little is seen
+    ESTIMATING = "estimating"
+    STALLED = "stalled"  # no token comes: the seconds are those from when they come again
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Eta:
+    """Seconds from now to the end: the 10th, 50th and 90th percentile; None while nothing can be said.
+
+    `naive_seconds` is what the rows that this session has finished would say: too little, since short rows end first.
+    """
+
+    state: EtaState
+    low_seconds: float | None = None
+    mid_seconds: float | None = None
+    high_seconds: float | None = None
+    naive_seconds: float | None = None
+
+
+class SlotState(StrEnum):
+    """What one sequence of an engine was doing."""
+
+    BUSY = "busy"
+    STARVED = "starved"  # free, and rows wait: the feeder is too slow
+    HELD_BACK = "held_back"  # free, and no rows are handed out: the store is away or uncommitted bytes are at their cap
+    NO_ROWS = "no_rows"  # free, and nothing is left for it: the tail, a drain
+    STARTING = "starting"  # its engine starts or warms up
+    GONE = "gone"  # there is no engine
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTally:
+    """What has happened in one replica slot since the run began, over all its engines and sessions.
+
+    `slot_seconds` are seconds times sequences; `engine_seconds` those that an engine was held, starting or running.
+    """
+
+    engine_seconds: float = 0.0
+    sampled_tokens: int = 0
+    computed_prompt_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+    starts: int = 0
+    restarts: int = 0
+    stalls: int = 0
+    slot_seconds: Mapping[SlotState, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Counts that no finished row carries, since the run began; the journal keeps them (store/control.py).
+
+    `retries` are failed attempts by reason, from a small closed set.
+    """
+
+    slots: Mapping[int, SlotTally] = field(default_factory=dict)
+    retries: Mapping[str, int] = field(default_factory=dict)
+    store_errors: int = 0
+    coordinator_restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -657,7 +746,9 @@ class CoordinatorStatus:
     engines the answers were garbage, since this coordinator began.
     `session_sampled_tokens` are what engines have sampled since they started: more than what was received of this
     session's rows where work was lost or dropped. `session_paced_tokens`, for rates, are those that were sampled for
-    rows while this coordinator looked on.
+    rows while this coordinator looked on. `useful_tokens_per_second` are those of the last minutes, None before there
+    are any. `queued` rows are with nobody; `reopened` ones are wanted once more; `tally` is what the journal has of it,
+    so that no count falls; `credentials_seconds_left` until the store's keys end, None where that is not known.
     """
 
     incarnation: str
@@ -681,3 +772,12 @@ class CoordinatorStatus:
     left: int = 0
     suspects: int = 0
     dismissed: tuple[str, ...] = ()
+    queued: int = 0
+    reopened: int = 0
+    uncommitted_bytes: int = 0
+    useful_tokens_per_second: float | None = None
+    eta: Eta = Eta(EtaState.WARMING)
+    tally: Tally = Tally()
+    loop_lag_seconds: float = 0.0
+    last_commit_age_seconds: float = 0.0
+    credentials_seconds_left: float | None = None
