@@ -15,7 +15,7 @@ import pytest
 from regen.run.session import standing
 from regen.spec import RunSpec, dump_spec
 from regen.store.local import LocalStorage
-from tests.processes import PATIENCE_SECONDS, REGEN, environment, free_port, regen, started, wait_until
+from tests.processes import PATIENCE_SECONDS, REGEN, environment, free_port, reached, regen, started, wait_until
 from tests.runs import make_spec
 
 pytestmark = pytest.mark.ray
@@ -31,11 +31,11 @@ def job_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command = [str(BIN / "ray"), "start", "--head", "--block", "--num-cpus=2", "--include-dashboard=true", *options]
     folder = tmp_path_factory.mktemp("cluster")
     os.environ["PATH"] = f"{BIN}{os.pathsep}{os.environ['PATH']}"  # `python` of an entrypoint is that of `ray start`
-    with started(command, cwd=folder):
+    with started(command, cwd=folder) as head:
         address = f"http://127.0.0.1:{ports['dashboard-port']}"
         # It lists jobs before it takes any.
         submit = ("job", "submit", "--address", address, "--", "true")
-        wait_until(lambda: ray(*submit).returncode == 0, seconds=PATIENCE_SECONDS)
+        reached(lambda: ray(*submit).returncode == 0, head)
         yield address
 
 
