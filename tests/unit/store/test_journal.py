@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from regen.errors import Fenced, JournalDamaged, StoreRefused, StoreUnavailable
+from regen.length_buckets import bucket
 from regen.ordinals import OrdinalSet
 from regen.protocols import Storage
 from regen.records import Acceptance, Status
@@ -24,6 +25,7 @@ from regen.store.control import (
     ReleaseReason,
     RowAttempts,
     RowsReopened,
+    RunTally,
     SoloKill,
     Standing,
     SuspectGroup,
@@ -37,10 +39,11 @@ from regen.store.layout import journal_key, journal_number, shard_key, shard_ran
 from regen.store.local import LocalStorage
 from regen.store.parquet import encode_rows
 from regen.store.replay import Replayed, replay
+from regen.store.tally import newest_tally
 from tests.memory_storage import MemoryStorage
 from tests.output_rows import observed, observed_generation, output_row
 from tests.unit.store.faulty_storage import FaultyStorage
-from tests.unit.store.journals import claim_of, footer_of, opened, published, rewrite, table_of
+from tests.unit.store.journals import claim_of, footer_of, opened, published, records_of, rewrite, table_of
 
 PLAN_ROWS = 100
 
@@ -134,6 +137,19 @@ def test_a_higher_round_takes_the_place_of_a_lower_one(storage: FaultyStorage) -
     assert _replayed(storage).totals == journal.totals
 
 
+def test_nothing_is_left_of_a_row_that_was_replaced_by_one_without_an_answer(storage: FaultyStorage) -> None:
+    journal = opened(storage)
+    journal.publish(to_table([output_row(1, tokens=64)]))
+    assert journal.totals.by_source["math"].lengths[bucket(64)] == 1
+
+    journal.publish(to_table([output_row(1, round_=1, status=Status.FAILED, turns=0, seen=observed(()))]))
+
+    totals = journal.totals
+    assert (totals.by_source, totals.by_replica, totals.by_length) == ({}, {}, {})
+    assert totals.acceptance == Acceptance()
+    assert _replayed(storage).totals == totals
+
+
 def _reopen(rows: Sequence[int], round_: int) -> RowsReopened:
     return RowsReopened("s1", round_, OrdinalSet(100, rows).to_text(), len(rows), {}, "{}", "now")
 
@@ -223,6 +239,47 @@ def test_its_own_write_is_not_a_rival(storage: FaultyStorage) -> None:
     assert journal.commit(prepared).number == prepared.number
     assert journal.publish(table_of(2)).number == prepared.number + 1
     assert sorted(_replayed(storage).done) == [1, 2]
+
+
+def test_what_goes_with_a_claim_is_made_from_what_stands_and_once(storage: FaultyStorage) -> None:
+    """An answer that was lost makes no second restart of one."""
+    opened(storage).publish(table_of(1), (_tally(1),))
+    times = iter(f"2026-01-01T00:00:0{second}.000+00:00" for second in range(10))
+    journal = Journal(storage, "s1", PLAN_ROWS, clock=lambda: next(times))
+    journal.replay(())
+
+    def one_more(records: Sequence[Record]) -> tuple[RunTally, ...]:
+        found = newest_tally(records)
+        assert found is not None
+        return (_tally(found.coordinator_restarts + 1),)
+
+    storage.lose_answers = 1
+    with pytest.raises(StoreUnavailable):
+        journal.resume_own(claim_of("s1"), one_more)
+    journal.resume_own(claim_of("s1"), one_more)
+
+    assert [record for record in records_of(storage, 3) if isinstance(record, RunTally)] == [_tally(1), _tally(2)]
+    assert len(journal.files()) == 3
+    assert footer_of(storage, 2).at == "2026-01-01T00:00:00.000+00:00"
+
+
+def test_what_goes_with_a_claim_knows_what_a_predecessor_published_meanwhile(storage: FaultyStorage) -> None:
+    before = opened(storage)
+    journal = Journal(storage, "s1", PLAN_ROWS)
+    journal.replay(())
+
+    def publish_in_between(key: str) -> None:
+        storage.before_create = lambda key: None
+        before.publish(table_of(1), (_tally(5),))
+
+    storage.before_create = publish_in_between
+    journal.resume_own(claim_of("s1"), lambda records: tuple(one for one in records if isinstance(one, RunTally)))
+
+    assert footer_of(storage, 2).records == (claim_of("s1"), _tally(5))
+
+
+def _tally(restarts: int) -> RunTally:
+    return RunTally("s1", (), (), {}, coordinator_restarts=restarts)
 
 
 def test_a_claim_whose_answer_was_lost_is_its_own(storage: FaultyStorage) -> None:
@@ -493,10 +550,10 @@ def test_a_record_that_is_not_known_stops_a_replay(storage: FaultyStorage, unkno
 
 def test_another_format_version_stops_a_replay(storage: FaultyStorage) -> None:
     opened(storage)
-    values = {**footers.to_json(footer_of(storage, 0)), "version": 2}
+    values = {**footers.to_json(footer_of(storage, 0)), "version": 3}
     storage.replace(journal_key(0), encode_rows(table_of(), values))
 
-    with pytest.raises(StoreRefused, match="version 2"):
+    with pytest.raises(StoreRefused, match="version 3"):
         _replayed(storage)
 
 
