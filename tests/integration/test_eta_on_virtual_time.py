@@ -165,5 +165,5 @@ def test_a_stall_is_said_within_about_a_minute_and_is_over_with_the_next_tokens(
     assert until - stalled[-1] < 5.0
     before, during, after = (watch.at(when)[1].eta for when in (since, stalled[-1], until + 10.0))
     assert during.mid_seconds == pytest.approx(before.mid_seconds, rel=0.1)
-    assert after.mid_seconds == pytest.approx(before.mid_seconds, rel=0.1)
+    assert after.mid_seconds == pytest.approx(before.mid_seconds, rel=0.2)
     assert_in_range(*truth(watch, until + 10.0))
