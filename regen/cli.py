@@ -577,6 +577,7 @@ def _exit(url: str, found: Standing, allow_rejects: bool) -> None:
 
 
 def _print_look(seen: Look) -> None:
+    from regen.observe.eta_text import eta_text
     from regen.observe.tables import facts_table, totals_table
 
     console = _console()
@@ -586,6 +587,8 @@ def _print_look(seen: Look) -> None:
     if (holder := seen.holder) is not None:
         facts.append(("last session", f"{holder.state.value}: {holder.session} on {holder.host}"))
         facts.append(("its last heartbeat", f"{holder.beat_at} by its own clock"))
+        if holder.progress is not None and not seen.has_ended:
+            facts.append(("as it said then", eta_text(holder.progress.eta)))
     facts.append(("journal files", f"{seen.commits:,}" if seen.closed_at is None else "deleted: only shards are left"))
     if seen.closed_at is not None:
         facts.append(("closed", f"at {seen.closed_at}: nothing can be made for it any more"))

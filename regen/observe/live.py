@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from regen.observe.progress import Pace, Sample
-from regen.records import CoordinatorStatus, Phase, ReplicaState
+from regen.observe.eta_text import eta_text
+from regen.records import CoordinatorStatus, EtaState, Phase, ReplicaState
 
 PLAIN_LINE_SECONDS = 10.0
 
@@ -35,11 +35,9 @@ class ProgressLine(AbstractContextManager["ProgressLine"]):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
-        self._pace = Pace()
         self._printed_at = float("-inf")
         self._phase: Phase | None = None
         self._metrics_url: str | None = None
-        self._incarnation = ""
         self._told: set[str] = set()
 
     def __enter__(self) -> ProgressLine:
@@ -55,10 +53,6 @@ class ProgressLine(AbstractContextManager["ProgressLine"]):
 
     def __call__(self, status: CoordinatorStatus) -> None:
         now = time.monotonic()
-        if status.incarnation != self._incarnation:
-            self._incarnation, self._pace = status.incarnation, Pace()  # its counts begin anew
-        if status.phase in (Phase.RUNNING, Phase.DRAINING):
-            self._pace.add(Sample(now, status.session_paced_tokens, status.session_rows))
         line = self._line(status)
         if status.metrics_url is not None and self._metrics_url is None:
             self._metrics_url = status.metrics_url
@@ -79,7 +73,6 @@ class ProgressLine(AbstractContextManager["ProgressLine"]):
         self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def _line(self, status: CoordinatorStatus) -> str:
-        progress = self._pace.progress(status.left)
         parts = [
             f"{status.phase.value}: {status.planned - status.left:,} of {status.planned:,} rows committed",
             f"{status.uncommitted_rows:,} finished",
@@ -92,14 +85,14 @@ class ProgressLine(AbstractContextManager["ProgressLine"]):
             parts.append(f"{warming} of {len(status.replicas)} engines warming up")
         if starting := sum(stats.state is ReplicaState.STARTING for stats in status.replicas.values()):
             parts.append(f"{starting} of {len(status.replicas)} engines starting")
-        if progress.tokens_per_second is not None:
-            parts.append(f"{progress.tokens_per_second:,.0f} tok/s")
+        if status.useful_tokens_per_second is not None:
+            parts.append(f"{status.useful_tokens_per_second:,.0f} tok/s")
         if (accept_length := accept_length_now(status)) is not None:
             parts.append(f"accept length {accept_length:.2f}")
         if status.store_error is not None:
             parts.append(f"waiting for the store: {status.store_error}")
-        elif progress.rough_seconds_left is not None and status.phase is Phase.RUNNING:
-            parts.append(f"roughly {duration(progress.rough_seconds_left)} left")
+        elif status.phase is Phase.RUNNING and (status.eta.mid_seconds or status.eta.state is EtaState.STALLED):
+            parts.append(eta_text(status.eta))
         return " | ".join(parts)
 
 
@@ -110,12 +103,3 @@ def accept_length_now(status: CoordinatorStatus) -> float | None:
         if (acceptance := stats.counters.acceptance) is not None:
             drafts, accepted = drafts + acceptance.drafts, accepted + acceptance.accepted
     return 1.0 + accepted / drafts if drafts else None
-
-
-def duration(seconds: float) -> str:
-    """`95` -> `1m35s`; `7300` -> `2h02m`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}h{minutes:02d}m"
-    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

@@ -16,35 +16,31 @@ import os
 import time
 import traceback
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import cast
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from regen import rows
 from regen.data.plan import open_plan
 from regen.errors import Fenced, RegenError, RunHeld, StoreError, StoreUnavailable, UserError
 from regen.observe.metrics import Endpoint, Snapshot
-from regen.observe.progress import Pace, Sample
-from regen.protocols import Plan, Storage
+from regen.protocols import Storage
 from regen.records import (
     Command,
     CoordinatorStatus,
     Death,
-    EngineCounters,
+    Eta,
+    EtaState,
     ExchangeReply,
     ExchangeRequest,
     GenerationSteps,
     Lease,
     Phase,
     PlannedRow,
-    ReplicaState,
-    ReplicaStats,
     SpeculationStatus,
     Status,
     Tally,
@@ -52,80 +48,37 @@ from regen.records import (
     Totals,
     WorkerId,
 )
+from regen.run.credential_watch import CredentialWatch
 from regen.run.failed_rows import failed_row
+from regen.run.fleet import Fleet
 from regen.run.garbage_duty import Dismissal, GarbageDuty
+from regen.run.heartbeat import Heartbeat
 from regen.run.held import refuse_newcomer
 from regen.run.limits import too_many_failed
+from regen.run.open_run import OpenRun, opened_schedule
 from regen.run.patience import Patience
+from regen.run.progress_duty import ProgressDuty
 from regen.run.publisher import Publisher, ordinals
-from regen.run.restarts import PROVEN_FILLS
-from regen.run.schedule import Exhausted, Grant, Report, Schedule
-from regen.run.setup import Assignment, Purpose, RunSetup
+from regen.run.schedule import Exhausted, Grant, Report
+from regen.run.setup import Assignment, RunSetup
 from regen.run.speculation import SpeculationControl
-from regen.run.suspects import Suspects
 from regen.run.tally import RunningTally, restarted, sequences
-from regen.store.control import Claim, Record, Released, ReleaseReason, RowAttempts, SuspectRows
-from regen.store.holder import Holder, HolderState, heartbeat, read_holder, write_holder
+from regen.store.control import Claim, Record, Released, ReleaseReason, RowAttempts
+from regen.store.holder import HolderProgress, HolderState, heartbeat
 from regen.store.journal import Journal
 from regen.store.machine import machine_identity, process_exists, utc_now
 from regen.store.pilot_files import steps_key, steps_to_bytes
 from regen.store.reopened import Reopened
 from regen.store.replay import Replayed
 from regen.store.storage import near, open_storage
-from regen.store.tally import newest_tally, tally_of
 
 TICK_SECONDS = 0.2
-BEAT_SECONDS = 2.0
-# Word of the end is a courtesy: a store that hangs gets no more than that for it.
-LEAVE_SECONDS = 5.0
-# After a restart, so long is waited for replicas to say what they hold. One that starts an engine answers every second.
-ADOPTION_SECONDS = 15.0
 # When too many rows fail, what runs gets so long to end.
 BREAKER_DRAIN_SECONDS = 60.0
 # When speculation is what ends the run.
 SPECULATION_DRAIN_SECONDS = 60.0
 _FEWEST_WARMUP_ROWS = 8
-_WORKING = (ReplicaState.RUNNING, ReplicaState.DRAINING)
 _ENDED = (Phase.FINISHED, Phase.DRAINED, Phase.FAILED)
-
-
-@dataclass(slots=True)
-class _OpenRun:
-    """What there is once the journal is replayed and the run claimed. `totals_at_start`: before this session."""
-
-    plan: Plan
-    planned_by_source: Mapping[str, int]
-    journal: Journal
-    schedule: Schedule
-    publisher: Publisher
-    speculation: SpeculationControl
-    totals_at_start: Totals
-    is_restart: bool
-    garbage: GarbageDuty
-    tally: RunningTally
-    pace: Pace = field(default_factory=Pace)
-    warmup: tuple[PlannedRow, ...] | None = None
-    _totals: tuple[int, Totals] | None = None
-    _published_tally: tuple[int, Tally] | None = None
-
-    @property
-    def reopened(self) -> Reopened:
-        return self.publisher.reopened
-
-    @property
-    def totals(self) -> Totals:
-        """Of everything committed; added up only when something was published since."""
-        if self._totals is None or self._totals[0] != self.journal.next_number:
-            self._totals = (self.journal.next_number, self.journal.totals)
-        return self._totals[1]
-
-    @property
-    def published_tally(self) -> Tally:
-        """What the journal has: a coordinator that takes over shows nothing less."""
-        number = self.journal.next_number
-        if self._published_tally is None or self._published_tally[0] != number:
-            self._published_tally = (number, tally_of(newest_tally(self.journal.records)))
-        return self._published_tally[1]
 
 
 class Coordinator:
@@ -139,23 +92,18 @@ class Coordinator:
         self._error: RegenError | None = None
         self._patience = Patience()
         self._storage: Storage | None = None
-        self._run: _OpenRun | None = None
+        self._run: OpenRun | None = None
         self._work: asyncio.Task[None] | None = None
         self._opened_at = time.monotonic()
-        self._replicas = dict.fromkeys(range(setup.spec.engine.replicas), _unheard(setup.spec.engine.slots))
+        self._fleet = Fleet(setup.spec.engine.replicas, setup.spec.engine.slots)
         self._exhausted: list[tuple[Exhausted, WorkerId]] = []
         self._gone_early: list[tuple[WorkerId, bool]] = []
-        self._heard: dict[int, WorkerId] = {}
-        self._sampled_before = 0
-        self._paced_tokens = 0
         self._leasing_since: float | None = None
         self._steps: list[GenerationSteps] = []
         self._session_rows = 0
         self._session_output_tokens = 0
-        self._last_beat_at = float("-inf")
-        self._beat = 0
-        self._is_in_doubt = False
-        self._beating: asyncio.Task[None] | None = None
+        self._loop_lag_seconds = 0.0
+        self._heartbeat: Heartbeat | None = None
         self._drain_until: float | None = None
         self._endpoint: Endpoint | None = None
         self._is_beside_driver = setup.boot_id == machine_identity()
@@ -217,7 +165,7 @@ class Coordinator:
 
         A coordinator that is still replaying knows of no rows: then the death is only one more.
         """
-        self._replicas[worker.slot] = _gone(self._replicas[worker.slot])
+        self._fleet.gone(worker.slot)
         is_stall = death is not None and death.is_stall
         if (run := self._run) is None:
             self._gone_early.append((worker, is_stall))
@@ -227,22 +175,26 @@ class Coordinator:
         self._exhausted.extend((exhausted, worker) for exhausted in farewell.exhausted)
         run.speculation.worker_gone(worker)
         run.garbage.gone(worker)
+        run.progress.gone(worker.slot)
         return farewell.toll
 
     async def slot_lost(self, slot: int) -> None:
         """The driver starts no more engines in this slot."""
+        self._fleet.lost(slot)
         if self._run is not None:
             self._run.schedule.slot_lost(slot)
             self._run.speculation.slot_lost(slot)
 
     async def close(self) -> None:
         """Stop at once, publishing nothing: what a kill does, for coordinators that share a process with others."""
-        for task in (self._work, self._beating):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-        if self._run is not None:
-            await self._run.publisher.cancel()
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.gather(self._work, return_exceptions=True)
+        if self._heartbeat is not None:
+            await self._heartbeat.cancel()
+        if (run := self._run) is not None:
+            for duty in (run.progress, run.credentials, run.publisher):
+                await duty.cancel()
         self._close_endpoint()
 
     # --- the work --------------------------------------------------------------------------------
@@ -257,7 +209,9 @@ class Coordinator:
             self._run = run = await self._open()
             await self._serve_metrics(run)
             while not await self._step(run):
+                slept_at = time.monotonic()
                 await asyncio.sleep(TICK_SECONDS)
+                self._loop_lag_seconds = max(0.0, time.monotonic() - slept_at - TICK_SECONDS)
             await self._write_steps()
             await run.publisher.write([self._released()])
         except (Fenced, RunHeld) as error:
@@ -271,9 +225,10 @@ class Coordinator:
         await self._leave_holder()
         self._close_endpoint()
 
-    async def _open(self) -> _OpenRun:
+    async def _open(self) -> OpenRun:
         """Replay, then claim: nothing is leased before. Waits for a store that is away."""
         storage = self._storage = open_storage(self._setup.run_url, self._spec.store)
+        self._heartbeat = Heartbeat(self._setup, storage, self._holder_progress)
         plan = await self._patience(lambda: open_plan(near(storage)))  # rows go out while the store is away
         journal = Journal(storage, self._setup.session, plan.count)
         replayed = await self._patience(lambda: journal.replay(plan.settled()))
@@ -287,9 +242,11 @@ class Coordinator:
             await self._patience(lambda: journal.claim(self._claim()))
         await self._patience(storage.sweep)
         reopened = await asyncio.to_thread(journal.reopened)
-        schedule = self._schedule(journal, reopened, is_restart)
+        schedule = opened_schedule(self._setup, journal, reopened, is_restart)
         session, checkpoint = self._setup.session, self._spec.checkpoint
-        tally = self._tally_so_far(journal)
+        tally = RunningTally(session, journal.records)
+        for worker, is_stall in self._gone_early:
+            tally.gone(worker, is_stall)
         publisher = Publisher(journal, schedule, checkpoint, self._patience, session, reopened, tally)
         if unwritten := self._unwritten(replayed):
             await publisher.write(unwritten)
@@ -297,44 +254,32 @@ class Coordinator:
         engine = self._spec.engine
         garbage = GarbageDuty(engine.slots, plan.count, replayed.records, engine.replicas)
         by_source = {source.name: source.rows for source in plan.summary.sources}
-        return _OpenRun(
-            plan, by_source, journal, schedule, publisher, speculation, journal.totals, is_restart, garbage, tally
+        return OpenRun(
+            plan,
+            by_source,
+            journal,
+            schedule,
+            publisher,
+            speculation,
+            journal.totals,
+            is_restart,
+            garbage,
+            tally,
+            ProgressDuty(self._setup, plan, journal, reopened, is_restart),
+            self._heartbeat,
+            CredentialWatch(storage),
         )
-
-    def _tally_so_far(self, journal: Journal) -> RunningTally:
-        """Of earlier coordinators, and of engines that have ended before there was a run."""
-        tally = RunningTally(self._setup.session, journal.records)
-        for worker, is_stall in self._gone_early:
-            tally.gone(worker, is_stall)
-        return tally
-
-    def _schedule(self, journal: Journal, reopened: Reopened, is_restart: bool) -> Schedule:
-        """A schedule that knows what earlier coordinators knew of rows that are not done."""
-        engine, records = self._spec.engine, journal.records
-        schedule = Schedule(
-            journal.done - reopened.pending,
-            self._spec.limits.attempts,
-            expected_slots=range(engine.replicas) if is_restart else (),
-            adopt_until=time.monotonic() + ADOPTION_SECONDS,
-            only=self._setup.pilot_rows if self._setup.purpose is Purpose.PILOT else None,
-            failures=_failures(records, reopened),
-            suspects=Suspects(frozenset(range(engine.replicas)), has_worked=journal.totals.generations > 0),
-            proven_rows=PROVEN_FILLS * engine.slots,
-        )
-        for record in records:
-            if isinstance(record, SuspectRows):
-                schedule.restore_suspects(record, self._setup.session)
-        return schedule
 
     def _unwritten(self, replayed: Replayed) -> list[Record]:
         """What the start has brought and the journal does not have yet."""
         brought = (self._setup.drift, self._setup.configured)
         return [record for record in brought if record is not None and record not in replayed.records]
 
-    async def _step(self, run: _OpenRun) -> bool:
+    async def _step(self, run: OpenRun) -> bool:
         """One tick. True when the run has ended for this session."""
         now = time.monotonic()
         run.schedule.tick(now)
+        run.progress.tick(now, self._fleet, run.schedule.left - run.schedule.received)
         self._look_after_speculation(run, now)
         self._look_after_driver(now)
         self._look_for_failures(run, now)
@@ -343,10 +288,11 @@ class Coordinator:
         self._note_trouble(run)
         self._keep_tally(run, now)
         await run.publisher.turn(now, at_once=self._drain_until is not None or self._is_awaited(run))
-        self._keep_beat(run, now)
+        run.heartbeat.keep(now, run.publisher.look_at_once)
+        run.credentials.tick(now)
         return self._has_ended(run, now)
 
-    def _has_ended(self, run: _OpenRun, now: float) -> bool:
+    def _has_ended(self, run: OpenRun, now: float) -> bool:
         if not run.publisher.is_idle:
             return False
         if run.schedule.is_finished:
@@ -370,29 +316,23 @@ class Coordinator:
 
     async def _leave_holder(self) -> None:
         """The session is over for starters too, unless somebody else holds the run now."""
-        if self._storage is None or isinstance(self._error, Fenced | RunHeld):
-            return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LEAVE_SECONDS):
-                if self._beating is not None:
-                    await self._beating  # or an older word could come last
-                await self._write_holder(HolderState(self._phase.value))
+        if self._heartbeat is not None and not isinstance(self._error, Fenced | RunHeld):
+            await self._heartbeat.leave(HolderState(self._phase.value))
 
     # --- decisions -------------------------------------------------------------------------------
 
-    def _may_lease(self, run: _OpenRun) -> bool:
+    def _may_lease(self, run: OpenRun) -> bool:
         is_below_cap = run.publisher.uncommitted_bytes < self._spec.checkpoint.uncommitted_bytes
         may_begin = run.speculation.error is None and not run.speculation.has_what_it_came_for
         return self._drain_until is None and is_below_cap and may_begin
 
-    def _command(self, run: _OpenRun, worker: WorkerId) -> Command:
+    def _command(self, run: OpenRun, worker: WorkerId) -> Command:
         return run.speculation.command(worker) if self._drain_until is None else Command.DRAIN
 
-    def _look_after_speculation(self, run: _OpenRun, now: float) -> None:
+    def _look_after_speculation(self, run: OpenRun, now: float) -> None:
         """What was decided goes into the journal; a failure ends the run, and so does the end of `regen calibrate`."""
-        run.pace.add(Sample(now, self._paced_tokens, self._session_rows))
-        seconds_left = run.pace.progress(run.schedule.left).rough_seconds_left
-        run.speculation.tick(now, self._within_hours(seconds_left, now), self._row_seconds(run, now))
+        seconds_left = self._within_hours(run.progress.eta(now).mid_seconds, now)
+        run.speculation.tick(now, seconds_left, self._row_seconds(run, now))
         run.publisher.note(run.speculation.unwritten(utc_now()))
         error = run.speculation.error
         if self._drain_until is None and (error is not None or run.speculation.has_what_it_came_for):
@@ -405,25 +345,22 @@ class Coordinator:
             return seconds_left
         return min(seconds_left, max(0.0, hours * 3600 - (now - self._opened_at)))
 
-    def _row_seconds(self, run: _OpenRun, now: float) -> float:
+    def _row_seconds(self, run: OpenRun, now: float) -> float:
         """How long a row takes: rows at work, over rows that end in a second."""
         if self._leasing_since is None or not self._session_rows:
             return 0.0
         return run.schedule.in_flight * (now - self._leasing_since) / self._session_rows
 
-    def _is_awaited(self, run: _OpenRun) -> bool:
+    def _is_awaited(self, run: OpenRun) -> bool:
         """An engine that is to be replaced has ended its rows and waits for their commit: every second counts there."""
-        return any(
-            stats.state is ReplicaState.DRAINING and not stats.running_rows and run.publisher.uncommitted_rows
-            for stats in self._replicas.values()
-        )
+        return bool(run.publisher.uncommitted_rows) and self._fleet.has_idle_drainer()
 
     def _begin_drain(self, until: float) -> None:
         """A later call may only shorten the drain. The store gets no more time than the rows."""
         self._drain_until = min(until, self._drain_until if self._drain_until is not None else until)
         self._patience.give_up_at = self._drain_until
 
-    def _working_phase(self, run: _OpenRun, now: float) -> Phase:
+    def _working_phase(self, run: OpenRun, now: float) -> Phase:
         if self._drain_until is not None:
             return Phase.DRAINING
         return Phase.ADOPTING if run.schedule.is_adopting(now) else Phase.RUNNING
@@ -438,7 +375,7 @@ class Coordinator:
         if self._is_beside_driver and not process_exists(self._setup.driver_pid):
             self._begin_drain(now)
 
-    def _look_for_failures(self, run: _OpenRun, now: float) -> None:
+    def _look_for_failures(self, run: OpenRun, now: float) -> None:
         limits = self._spec.limits
         error = too_many_failed(run.totals_at_start, run.totals, limits.failed_share)
         error = error or run.garbage.too_much_garbage(limits.degenerate_share)
@@ -448,31 +385,23 @@ class Coordinator:
 
     # --- rows ------------------------------------------------------------------------------------
 
-    def _hear(self, run: _OpenRun, request: ExchangeRequest, now: float) -> None:
-        """What a replica says of itself. A newer incarnation counts from zero: what the one before has made is kept."""
-        slot, before = request.worker.slot, self._heard.get(request.worker.slot)
-        counted = self._replicas[slot].counters.output_tokens
-        if before is not None and before != request.worker:
-            self._sampled_before += counted
-        elif before is not None and self._replicas[slot].state in _WORKING:
-            # Neither a warm-up's tokens nor those that an earlier coordinator has seen belong to this session's rows.
-            self._paced_tokens += request.stats.counters.output_tokens - counted
-        self._heard[slot], self._replicas[slot] = request.worker, request.stats
+    def _hear(self, run: OpenRun, request: ExchangeRequest, now: float) -> None:
+        """What a replica says of itself."""
+        self._fleet.hear(request.worker, request.stats)
+        run.progress.listed(request.worker.slot, request.running, request.running_tokens)
         run.speculation.hear(request.worker, request.stats, now)
 
-    def _sampled_tokens(self) -> int:
-        return self._sampled_before + sum(stats.counters.output_tokens for stats in self._replicas.values())
-
-    def _take_in(self, run: _OpenRun, worker: WorkerId, table: pa.Table, accepted: frozenset[int]) -> str | None:
+    def _take_in(self, run: OpenRun, worker: WorkerId, table: pa.Table, accepted: frozenset[int]) -> str | None:
         """Accepted rows go on their way. Why the worker is dismissed, if they show that its answers are garbage."""
         kept = [index for index, ordinal in enumerate(ordinals(table)) if ordinal in accepted]
+        run.progress.finished(table, accepted)
         kept = [index for index in kept if not self._is_fruitless(run, table, index)]
         if not kept:
             return None
         table = table if len(kept) == table.num_rows else table.take(kept)
         run.publisher.add(table)
         self._session_rows += table.num_rows
-        self._session_output_tokens += _completion_tokens(table)
+        self._session_output_tokens += sum(tokens or 0 for tokens in rows.output_tokens(table))
         for seen in rows.seen_generations(table) if run.speculation.is_on else ():
             if seen.status is not Status.DEGENERATE:  # a loop is easy to draft, and tells nothing
                 run.speculation.generation(worker.slot, seen.source, seen.prompt_tokens, seen.acceptance)
@@ -482,7 +411,7 @@ class Coordinator:
         self._dismiss(run, dismissal)
         return dismissal.why
 
-    def _dismiss(self, run: _OpenRun, dismissal: Dismissal) -> None:
+    def _dismiss(self, run: OpenRun, dismissal: Dismissal) -> None:
         """What the engine holds is dropped; what it has made lately is made again, and never committed if possible."""
         run.schedule.dismiss(dismissal.worker)
         withdrawn = run.publisher.withdraw(frozenset(dismissal.doubtful))
@@ -490,7 +419,7 @@ class Coordinator:
         if committed := sorted(set(dismissal.doubtful).difference(withdrawn)):
             run.publisher.reopen(committed, run.plan.count, dismissal.asked)
 
-    def _is_fruitless(self, run: _OpenRun, table: pa.Table, index: int) -> bool:
+    def _is_fruitless(self, run: OpenRun, table: pa.Table, index: int) -> bool:
         """A retry that was refused has no answer: the row keeps the one that it has, and this is noted."""
         ordinal, round_, status, reason = (
             table.column(name)[index].as_py() for name in ("ordinal", "round", "status", "reason")
@@ -501,7 +430,7 @@ class Coordinator:
         return True
 
     async def _leases(
-        self, run: _OpenRun, worker: WorkerId, grants: Sequence[Grant], command: Command
+        self, run: OpenRun, worker: WorkerId, grants: Sequence[Grant], command: Command
     ) -> tuple[Lease, ...]:
         """The granted rows, read from the plan. With the store away they go back, and the worker asks again."""
         if command is Command.REPLACE:
@@ -515,12 +444,14 @@ class Coordinator:
         except StoreUnavailable:
             run.schedule.take_back(worker, [grant.ordinal for grant in grants])
             return ()
-        return tuple(
+        leases = tuple(
             Lease(row, run.reopened.round_of(row.ordinal), grant.attempt, run.reopened.sampling_of(row.ordinal))
             for row, grant in zip(planned, grants, strict=True)
         )
+        run.progress.leased(worker.slot, leases)
+        return leases
 
-    async def _warmup_rows(self, run: _OpenRun) -> tuple[PlannedRow, ...] | None:
+    async def _warmup_rows(self, run: OpenRun) -> tuple[PlannedRow, ...] | None:
         """Rows of the plan to warm up with, spread over it: fewer where little is left to do."""
         speculation = self._spec.speculation
         if run.warmup is None and speculation is not None:
@@ -531,14 +462,14 @@ class Coordinator:
                 return None
         return run.warmup
 
-    async def _spread_rows(self, run: _OpenRun, wanted: int) -> tuple[PlannedRow, ...]:
+    async def _spread_rows(self, run: OpenRun, wanted: int) -> tuple[PlannedRow, ...]:
         """Twice as many are looked at, since some are settled by the plan."""
         step = max(1, run.plan.count // (2 * wanted))
         planned = await self._planned(run, range(0, run.plan.count, step)[: 2 * wanted])
         usable = [row for row in planned if row.settled is None]
         return tuple(usable[:: max(1, len(usable) // wanted)][:wanted])
 
-    async def _write_down_exhausted(self, run: _OpenRun) -> None:
+    async def _write_down_exhausted(self, run: OpenRun) -> None:
         """Rows whose attempts are used up become finished rows; with the store away they wait."""
         while self._exhausted:
             exhausted, worker = self._exhausted[0]
@@ -551,10 +482,11 @@ class Coordinator:
                 (planned,) = await self._planned(run, [exhausted.ordinal])
             except StoreUnavailable:
                 return
+            run.progress.given_up(planned.ordinal, planned.source)
             run.publisher.add(rows.to_table([failed_row(planned, exhausted, worker, self._setup, round_)]))
             self._exhausted.pop(0)
 
-    def _note_trouble(self, run: _OpenRun) -> None:
+    def _note_trouble(self, run: OpenRun) -> None:
         """What must be known of unfinished rows after this process: suspects at once, failed attempts with the next
         publication.
         """
@@ -564,20 +496,20 @@ class Coordinator:
             counts = tuple((row, run.reopened.round_of(row), count) for row, count in sorted(failures.items()))
             run.publisher.attach([RowAttempts(counts)])
 
-    def _keep_tally(self, run: _OpenRun, now: float) -> None:
+    def _keep_tally(self, run: OpenRun, now: float) -> None:
         """A replica that an earlier coordinator had is looked at once it was heard."""
         is_adopting = run.schedule.is_adopting(now)
         has_queue, may_lease = run.schedule.queued > run.schedule.suspects, self._may_lease(run) and not is_adopting
         slots = {
             slot: sequences(stats, has_queue, may_lease)
-            for slot, stats in self._replicas.items()
-            if slot in self._heard or not is_adopting
+            for slot, stats in self._fleet.stats.items()
+            if self._fleet.has_heard(slot) or not is_adopting
         }
         run.tally.look(now, slots)
         run.tally.hung(run.schedule.hung(now))
         run.tally.store_failed(self._patience.failures)
 
-    async def _planned(self, run: _OpenRun, wanted: Sequence[int]) -> list[PlannedRow]:
+    async def _planned(self, run: OpenRun, wanted: Sequence[int]) -> list[PlannedRow]:
         try:
             return await asyncio.to_thread(run.plan.rows, wanted)
         except StoreUnavailable as error:
@@ -587,7 +519,7 @@ class Coordinator:
     # --- what others see -------------------------------------------------------------------------
 
     def _status(self) -> CoordinatorStatus:
-        run = self._run
+        run, now = self._run, time.monotonic()
         return CoordinatorStatus(
             incarnation=self._incarnation,
             phase=self._phase,
@@ -598,22 +530,44 @@ class Coordinator:
             in_flight=run.schedule.in_flight if run else 0,
             uncommitted_rows=run.publisher.uncommitted_rows if run else 0,
             commits=run.journal.next_number if run else 0,
-            replicas=dict(self._replicas),
-            hung=run.schedule.hung(time.monotonic()) if run else (),
+            replicas=dict(self._fleet.stats),
+            hung=run.schedule.hung(now) if run else (),
             speculation=run.speculation.status() if run else SpeculationStatus(),
             session_output_tokens=self._session_output_tokens,
-            session_sampled_tokens=self._sampled_tokens(),
-            session_paced_tokens=self._paced_tokens,
+            session_sampled_tokens=self._fleet.sampled_tokens,
+            session_paced_tokens=self._fleet.paced_tokens,
             session_rows=self._session_rows,
-            session_seconds=time.monotonic() - self._opened_at,
+            session_seconds=now - self._opened_at,
             metrics_url=self._endpoint.url if self._endpoint else None,
             store_error=str(self._patience.error) if self._patience.error else None,
             error=self._error,
             dismissed=run.garbage.dismissed if run else (),
             tally=run.published_tally if run else Tally(),
+            queued=run.schedule.queued if run else 0,
+            reopened=run.reopened_left if run else 0,
+            uncommitted_bytes=run.publisher.uncommitted_bytes if run else 0,
+            useful_tokens_per_second=run.progress.tokens_per_second if run else None,
+            eta=run.progress.eta(now) if run else Eta(EtaState.WARMING),
+            loop_lag_seconds=self._loop_lag_seconds,
+            last_commit_age_seconds=now - run.publisher.published_at if run else 0.0,
+            credentials_seconds_left=run.credentials.seconds_left if run else None,
         )
 
-    async def _serve_metrics(self, run: _OpenRun) -> None:
+    def _holder_progress(self) -> HolderProgress | None:
+        run, now = self._run, time.monotonic()
+        if run is None:
+            return None
+        return HolderProgress(
+            at=utc_now(),
+            phase=self._phase,
+            eta=run.progress.eta(now),
+            useful_tokens_per_second=run.progress.tokens_per_second,
+            in_flight=run.schedule.in_flight,
+            queued=run.schedule.queued,
+            accept_length=self._fleet.accept_length,
+        )
+
+    async def _serve_metrics(self, run: OpenRun) -> None:
         """A port that cannot be had ends a run at its start, and not in the middle, after a restart."""
         metrics = self._spec.metrics
         if metrics.port is None:
@@ -626,7 +580,7 @@ class Coordinator:
                 raise
             traceback.print_exc()
 
-    def _snapshot(self, run: _OpenRun) -> Snapshot:
+    def _snapshot(self, run: OpenRun) -> Snapshot:
         return Snapshot(self._status(), run.planned_by_source, time.monotonic() - run.publisher.published_at)
 
     def _close_endpoint(self) -> None:
@@ -640,55 +594,6 @@ class Coordinator:
 
     def _released(self) -> Record:
         return Released(self._setup.session, ReleaseReason(self._ending_phase().value), utc_now())
-
-    def _keep_beat(self, run: _OpenRun, now: float) -> None:
-        """Aside: a store that hangs must not hold up the ticks."""
-        if now - self._last_beat_at < BEAT_SECONDS:
-            return
-        if self._beating is not None:
-            if not self._beating.done():
-                return
-            self._beating.result()
-        self._last_beat_at = now
-        self._beating = asyncio.ensure_future(self._beat_once(run))
-
-    async def _beat_once(self, run: _OpenRun) -> None:
-        """Another's name in holder.json is a reason to look at the fence first, and not to write over it before."""
-        if self._beat and not self._is_in_doubt and await asyncio.to_thread(self._is_named_another):
-            self._is_in_doubt = True
-            run.publisher.look_at_once()
-            return
-        self._is_in_doubt = False
-        self._beat += 1
-        await self._write_holder(HolderState.RUNNING)
-
-    async def _write_holder(self, state: HolderState) -> None:
-        """holder.json is for people and starters; that it cannot be written stops nothing: publishing decides."""
-        if self._storage is not None:
-            with suppress(StoreError):
-                await asyncio.to_thread(write_holder, self._storage, self._holder(state))
-
-    def _is_named_another(self) -> bool:
-        assert self._storage is not None, "the run is open"
-        try:
-            holder = read_holder(self._storage)
-        except StoreError:
-            return False
-        return holder is not None and holder.session != self._setup.session
-
-    def _holder(self, state: HolderState) -> Holder:
-        setup = self._setup
-        return Holder(
-            session=setup.session,
-            host=setup.host,
-            boot_id=setup.boot_id,
-            coordinator_pid=os.getpid(),
-            driver_pid=setup.driver_pid,
-            started_at=setup.started_at,
-            beat=self._beat,
-            beat_at=utc_now(),
-            state=state,
-        )
 
 
 def _outdated(reopened: Reopened, table: pa.Table | None) -> frozenset[int]:
@@ -709,30 +614,3 @@ def _report(request: ExchangeRequest, table: pa.Table | None) -> Report:
         failed=request.failed,
         free_slots=request.free_slots,
     )
-
-
-def _failures(records: Sequence[Record], reopened: Reopened) -> dict[int, int]:
-    """How often rows were tried in the round that they are in."""
-    return {
-        ordinal: attempts
-        for record in records
-        if isinstance(record, RowAttempts)
-        for ordinal, round_, attempts in record.attempts
-        if round_ == reopened.round_of(ordinal)
-    }
-
-
-def _unheard(slots: int) -> ReplicaStats:
-    """A replica that has said nothing yet: it is shown from the first moment, with zeros."""
-    return ReplicaStats(ReplicaState.STARTING, slots, 0, 0.0, EngineCounters())
-
-
-def _gone(last: ReplicaStats) -> ReplicaStats:
-    """A replica that has ended: what its engine has made stays counted, what it is doing does not."""
-    counters = replace(last.counters, running=0, waiting=0, kv_usage=0.0)
-    return replace(last, state=ReplicaState.STOPPED, running_rows=0, loop_lag_seconds=0.0, counters=counters)
-
-
-def _completion_tokens(table: pa.Table) -> int:
-    generations = pc.list_flatten(table.column("generations"))
-    return int(pc.sum(pc.list_value_length(pc.struct_field(generations, "completion_token_ids"))).as_py() or 0)
