@@ -18,7 +18,7 @@ from regen.spec import RunSpec, dump_spec
 from regen.store.local import LocalStorage
 from tests import virtual_time
 from tests.chaos.ray_cluster import ENVIRONMENT, REPLICA, RayHead
-from tests.processes import PATIENCE_SECONDS, REGEN, free_port, kill, reached, regen, started
+from tests.processes import PATIENCE_SECONDS, REGEN, free_port, kill, reached, regen, started, wait_until
 from tests.runs import begin_run, determined, drive, make_spec, shard_table
 from tests.scrapes import sample, scraped
 
@@ -61,17 +61,25 @@ def finish(folder: Path, spec: str, process: subprocess.Popen[str] | None = None
 
 @pytest.mark.parametrize("victim", ["coordinator", "replica"])
 def test_an_actor_killed_costs_nothing_but_what_it_was_making(tmp_path: Path, ray_head: RayHead, victim: str) -> None:
-    spec = written(make_spec(tmp_path, rows=150, engine=ENGINE, checkpoint={"interval_seconds": 2.0}), tmp_path)
+    """And whoever scrapes it sees its end: the coordinator stays for that when all else has gone."""
+    checkpoint, port = {"interval_seconds": 2.0}, free_port()
+    metrics = {"port": port, "hold_seconds": 60}
+    spec = written(make_spec(tmp_path, rows=150, engine=ENGINE, checkpoint=checkpoint, metrics=metrics), tmp_path)
     command = [*REGEN, "run", spec, "--address", ray_head.address]
     with started(command, cwd=tmp_path, more=ENVIRONMENT) as process:
         reached(lambda: done(tmp_path / "run") > 0, process)
         kill(coordinator_of(tmp_path / "run") if victim == "coordinator" else ray_head.titled(REPLICA)[0])
+        wait_until(lambda: sample(scraped(port), "regen_phase", phase="finished") == 1)
+        wait_until(lambda: not scraped(port))
         finish(tmp_path, spec, process)
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    for killed in ("coordinator", "replica"):
+        restarts = report["metrics"][f"regen_{killed}_restarts_total"]
+        assert sum(one["value"] for one in restarts) == (killed == victim)
     rows = shard_table(tmp_path / "run").to_pylist()
     assert [row["ordinal"] for row in rows] == list(range(150))
     assert {row["observed"]["attempts"] for row in rows} == {1}
     if victim == "coordinator":
-        report = json.loads((tmp_path / "run" / "report.json").read_text())
         assert report["session"]["sampled_tokens"] == report["output_tokens"], "no row was made twice"
 
 
