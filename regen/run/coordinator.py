@@ -420,7 +420,7 @@ class Coordinator:
     def _take_in(self, run: OpenRun, worker: WorkerId, table: pa.Table, accepted: frozenset[int]) -> str | None:
         """Accepted rows go on their way. Why the worker is dismissed, if they show that its answers are garbage."""
         kept = [index for index, ordinal in enumerate(ordinals(table)) if ordinal in accepted]
-        run.progress.finished(table.take(kept))
+        run.progress.finished(table, accepted)
         kept = [index for index in kept if not self._is_fruitless(run, table, index)]
         if not kept:
             return None
