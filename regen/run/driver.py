@@ -103,7 +103,8 @@ class Driver:
 
     def drain(self, seconds: float) -> None:
         """Ask for an orderly end: nothing new is begun, finished rows are published, then the session ends."""
-        self._say(f"draining: finished rows are published, running ones get {seconds:g} s")
+        if seconds > 0:
+            self._say(f"draining: finished rows are published, running ones get up to {seconds:g} s to end")
         self._drain_until = time.monotonic() + seconds
         self._incarnation = ""  # whichever coordinator answers next is told
         self._wake.set()

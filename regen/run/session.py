@@ -53,10 +53,17 @@ async def conduct(
     driver = Driver(cluster, setup, watch, log)
     loop = asyncio.get_running_loop()
 
+    def stop_now() -> None:
+        driver.drain_now()
+        log(
+            "stopping now: finished rows are published; what still runs is dropped, and made again when the run goes on"
+        )
+
     def drain() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, driver.drain_now)
+            loop.add_signal_handler(number, stop_now)
         driver.drain(drain_seconds)
+        log("a second Ctrl-C, or SIGTERM, stops at once")
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, drain)
