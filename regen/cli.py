@@ -20,7 +20,7 @@ from regen.observe.log import FORMAT_VARIABLE, Log, LogFormat
 from regen.records import Status
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
     from regen.observe.facts import RunFacts
     from regen.records import CoordinatorStatus
@@ -558,7 +558,7 @@ def _conduct(
     """From nothing to the run's end, told to a person, and with `as_json` to a machine."""
     from regen.observe.json_lines import for_machines
     from regen.observe.live import display
-    from regen.observe.tables import plan_table, totals_table
+    from regen.observe.tables import plan_line, plan_table, totals_line, totals_table
     from regen.run.command import drive, ending, settle
     from regen.run.session import standing
 
@@ -569,11 +569,12 @@ def _conduct(
         if lines is not None:
             lines.session = session
         if begun.is_new:
-            console.print(plan_table(begun.plan_summary.sources, begun.plan_summary.digest))
+            planned = (begun.plan_summary.sources, begun.plan_summary.digest)
+            _show(console, plan_table(*planned), plan_line(*planned))
         if not standing(begun.storage).is_finished:
             drive(begun, address, verbosity, display(console, _LOG, lines), _LOG)
         found = settle(begun, _say)
-        console.print(totals_table(found.planned, found.totals))
+        _show(console, totals_table(found.planned, found.totals), totals_line(found.planned, found.totals))
         end = ending(begun.storage.url, found, allow_rejects)
         for told in end.told:
             _say(told)
@@ -635,6 +636,14 @@ def _shares(text: str | None) -> tuple[float, ...] | None:
     if not shares or not all(0 <= share <= 1 for share in shares):
         raise typer.BadParameter(f"--expected {text!r}: shares between 0 and 1 are wanted, like 0.53,0.21,0.07")
     return shares
+
+
+def _show(console: Console, table: RenderableType, line: str) -> None:
+    """The table for people, the line where everything is a log line."""
+    if _LOG.format is LogFormat.JSON:
+        _LOG(line)
+    else:
+        console.print(table)
 
 
 def _say(text: str) -> None:

@@ -175,9 +175,9 @@ def connect(address: str | None, verbosity: int) -> str:
         )  # Ray's own default for a local cluster; chosen, it is no warning
     if verbosity > 1:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "DEBUG")
-    level = "info" if verbosity else "warning"
+    logging.getLogger("ray").setLevel(logging.INFO if verbosity else logging.WARNING)
     try:
-        context = ray.init(address=wanted, log_to_driver=verbosity > 0, logging_level=level, **options)
+        context = ray.init(address=wanted, log_to_driver=verbosity > 0, configure_logging=False, **options)
     except Exception as error:  # Ray has no error of its own for this: ValueError, ConnectionError, RpcError, ...
         raise UserError(f"cannot join the Ray cluster at {wanted}: {_first_line(error)}") from error
     return f"{context.address_info['session_dir']}/logs"

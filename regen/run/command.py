@@ -38,8 +38,8 @@ def drive(begun: Begun, address: str | None, verbosity: int, shown: Display, log
     """
     from regen.run import cluster
 
+    log.adopt_loggers()  # Ray's, by now
     logs = cluster.connect(address, verbosity)
-    log.adopt_loggers()  # those that Ray has brought
     run = begun.worker_setup.run
 
     def show(status: CoordinatorStatus) -> None:
