@@ -689,11 +689,25 @@ class SlotState(StrEnum):
     GONE = "gone"  # there is no engine
 
 
+class RetryReason(StrEnum):
+    """Why an attempt at a row failed, for counting."""
+
+    ENGINE_ERROR = "engine_error"
+    FINISHED_ABORT = "finished_abort"  # the engine ended the request by itself
+    FINISHED_ERROR = "finished_error"
+    INTERNAL_ERROR = "internal_error"
+    STALLED = "stalled"
+    OTHER = "other"
+
+
 @dataclass(frozen=True, slots=True)
 class SlotTally:
     """What has happened in one replica slot since the run began, over all its engines and sessions.
 
-    `slot_seconds` are seconds times sequences; `engine_seconds` those that an engine was held, starting or running.
+    `slot_seconds` are seconds times sequences; `engine_seconds` those that an engine was held, starting or running;
+    neither has the time without a coordinator. Tokens are the engines' own counts, warm-ups and dropped rows among
+    them. `starts` are engines that were begun, `restarts` those of them that were not the first of a session;
+    `stalls` are rows and engines that were given up because no token came, or no word.
     """
 
     engine_seconds: float = 0.0
@@ -711,11 +725,11 @@ class SlotTally:
 class Tally:
     """Counts that no finished row carries, since the run began; the journal keeps them (store/control.py).
 
-    `retries` are failed attempts by reason, from a small closed set.
+    `retries` are failed attempts by `RetryReason`; `store_errors` counts each time that the store was waited for.
     """
 
     slots: Mapping[int, SlotTally] = field(default_factory=dict)
-    retries: Mapping[str, int] = field(default_factory=dict)
+    retries: Mapping[RetryReason, int] = field(default_factory=dict)
     store_errors: int = 0
     coordinator_restarts: int = 0
 

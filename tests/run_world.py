@@ -21,11 +21,12 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 from unittest import mock
 
 import pyarrow as pa
 
+from regen import length_buckets
 from regen.errors import Fenced, RowFailed, RunHeld, StoreUnavailable
 from regen.ordinals import OrdinalSet
 from regen.records import (
@@ -58,6 +59,7 @@ from regen.store.journal import Journal
 from regen.store.layout import JOURNAL, journal_key
 from regen.store.reopened import next_round
 from regen.store.replay import Replayed, replay
+from regen.store.tally import newest_tally, tally_of
 from tests.memory_storage import MemoryStorage
 from tests.output_rows import MemoryPlan, observed, observed_generation, output_row
 
@@ -554,6 +556,16 @@ async def _when_thawed(process: Process, call: Callable[[], Awaitable[Any]]) -> 
     await call()
 
 
+class Winner(NamedTuple):
+    """Of the row that counts what the totals tell; `replica` is None without an answer."""
+
+    round: int
+    status: str
+    source: str
+    tokens: int
+    replica: int | None
+
+
 @dataclass(frozen=True)
 class File:
     number: int
@@ -569,8 +581,9 @@ class World:
         self.objects: dict[str, bytes] = {}
         self.sessions: list[Session] = []
         self.files: list[File] = []
-        self.winners: dict[int, tuple[int, str, str, int]] = {}
+        self.winners: dict[int, Winner] = {}
         self.holder: str | None = None
+        self.told = (0, 0, 0, 0, 0)
         self.was_fenced: set[str] = set()
         self.faults: deque[str] = deque()
         self.unreadable = 0
@@ -764,11 +777,12 @@ class World:
                 self.was_fenced.add(str(self.holder))
             self.holder = claim.session
         self.require(footer.session == self.holder, f"{key} is of {footer.session}, and {self.holder} holds the run")
-        for row in file.table(["ordinal", "round", "status", "source", "generations"]).to_pylist():
+        for row in file.table(["ordinal", "round", "status", "source", "generations", "observed"]).to_pylist():
             self._count(row)
         self.seen["retry ended"] += sum(isinstance(record, RetriesEnded) for record in footer.records)
         self.files.append(File(footer.number, footer.session, bool(claims)))
         self._check_totals(footer, key)
+        self._check_tally(footer, key)
 
     def _count(self, row: dict[str, Any]) -> None:
         ordinal, round_ = row["ordinal"], row["round"]
@@ -776,15 +790,47 @@ class World:
         self.require(has is None or has[0] < round_, f"row {ordinal} is in the journal twice in round {round_}")
         tokens = sum(len(made["completion_token_ids"]) for made in row["generations"])
         self.seen[f"committed: {row['status']}{', again' if round_ else ''}"] += 1
-        self.winners[ordinal] = round_, row["status"], row["source"], tokens
+        replica = row["observed"]["replica"] if row["generations"] else None
+        self.winners[ordinal] = Winner(round_, row["status"], row["source"], tokens, replica)
 
     def _check_totals(self, footer: footers.Footer, key: str) -> None:
-        counted = Counter((source, Status(status)) for _, status, source, _ in self.winners.values())
+        winners = self.winners.values()
+        counted = Counter((row.source, Status(row.status)) for row in winners)
         self.require(dict(footer.totals.outcomes) == dict(counted), f"{key}: its totals are not the count of its rows")
-        tokens = sum(tokens for *_, tokens in self.winners.values())
+        tokens = sum(row.tokens for row in winners)
         self.require(
             footer.totals.output_tokens == tokens, f"{key}: {footer.totals.output_tokens} tokens, not {tokens}"
         )
+        lengths = Counter((row.source, length_buckets.bucket(row.tokens)) for row in winners if row.replica is not None)
+        told = {
+            (source, bucket): rows
+            for source, part in footer.totals.by_source.items()
+            for bucket, rows in enumerate(part.lengths)
+            if rows
+        }
+        self.require(told == dict(lengths), f"{key}: its rows by source and length are not the count of its rows")
+        by_replica: Counter[int] = Counter()
+        for row in winners:
+            if row.replica is not None:
+                by_replica[row.replica] += row.tokens
+        told_tokens = {replica: part.output_tokens for replica, part in footer.totals.by_replica.items()}
+        self.require(told_tokens == dict(by_replica), f"{key}: its tokens by replica are not those of its rows")
+
+    def _check_tally(self, footer: footers.Footer, key: str) -> None:
+        """No count falls, whoever publishes; none is above what has happened."""
+        tally = tally_of(newest_tally(footer.records))
+        if not newest_tally(footer.records):
+            return
+        failed, restarts = sum(tally.retries.values()), tally.coordinator_restarts
+        self.require(failed <= sum(self.failures.values()), f"{key}: {failed} failed attempts are told")
+        claims = Counter(file.session for file in self.files if file.claims)
+        self.require(restarts <= sum(claims.values()) - len(claims), f"{key}: {restarts} restarts are told")
+        starts = sum(slot.starts for slot in tally.slots.values())
+        counts = (failed, restarts, starts, sum(slot.restarts for slot in tally.slots.values()), tally.store_errors)
+        self.require(
+            all(now >= before for now, before in zip(counts, self.told, strict=True)), f"{key}: {counts} < {self.told}"
+        )
+        self.told = counts
 
     def check_orders(self, process: Process, report: Report, orders: Orders) -> None:
         """What the schedule decides, at the moment when it does."""

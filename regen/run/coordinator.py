@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import cast
 
 import pyarrow as pa
@@ -46,6 +47,7 @@ from regen.records import (
     ReplicaStats,
     SpeculationStatus,
     Status,
+    Tally,
     Toll,
     Totals,
     WorkerId,
@@ -61,14 +63,16 @@ from regen.run.schedule import Exhausted, Grant, Report, Schedule
 from regen.run.setup import Assignment, Purpose, RunSetup
 from regen.run.speculation import SpeculationControl
 from regen.run.suspects import Suspects
+from regen.run.tally import RunningTally, restarted, sequences
 from regen.store.control import Claim, Record, Released, ReleaseReason, RowAttempts, SuspectRows
 from regen.store.holder import Holder, HolderState, heartbeat, read_holder, write_holder
 from regen.store.journal import Journal
-from regen.store.machine import machine_identity, process_exists
+from regen.store.machine import machine_identity, process_exists, utc_now
 from regen.store.pilot_files import steps_key, steps_to_bytes
 from regen.store.reopened import Reopened
 from regen.store.replay import Replayed
 from regen.store.storage import near, open_storage
+from regen.store.tally import newest_tally, tally_of
 
 TICK_SECONDS = 0.2
 BEAT_SECONDS = 2.0
@@ -98,9 +102,11 @@ class _OpenRun:
     totals_at_start: Totals
     is_restart: bool
     garbage: GarbageDuty
+    tally: RunningTally
     pace: Pace = field(default_factory=Pace)
     warmup: tuple[PlannedRow, ...] | None = None
     _totals: tuple[int, Totals] | None = None
+    _published_tally: tuple[int, Tally] | None = None
 
     @property
     def reopened(self) -> Reopened:
@@ -112,6 +118,14 @@ class _OpenRun:
         if self._totals is None or self._totals[0] != self.journal.next_number:
             self._totals = (self.journal.next_number, self.journal.totals)
         return self._totals[1]
+
+    @property
+    def published_tally(self) -> Tally:
+        """What the journal has: a coordinator that takes over shows nothing less."""
+        number = self.journal.next_number
+        if self._published_tally is None or self._published_tally[0] != number:
+            self._published_tally = (number, tally_of(newest_tally(self.journal.records)))
+        return self._published_tally[1]
 
 
 class Coordinator:
@@ -130,6 +144,7 @@ class Coordinator:
         self._opened_at = time.monotonic()
         self._replicas = dict.fromkeys(range(setup.spec.engine.replicas), _unheard(setup.spec.engine.slots))
         self._exhausted: list[tuple[Exhausted, WorkerId]] = []
+        self._gone_early: list[tuple[WorkerId, bool]] = []
         self._heard: dict[int, WorkerId] = {}
         self._sampled_before = 0
         self._paced_tokens = 0
@@ -154,6 +169,7 @@ class Coordinator:
             return ExchangeReply(Command.STOP)
         if (run := self._run) is None:
             return ExchangeReply(Command.WAIT)
+        run.tally.heard(request.worker, request.stats.counters)
         if (why := run.garbage.why_dismissed(request.worker)) is not None:
             return ExchangeReply(Command.DISMISS, why=why)
         table = rows.from_bytes(request.finished) if request.finished else None
@@ -165,6 +181,7 @@ class Coordinator:
         if orders.superseded:
             return ExchangeReply(Command.STOP)
         self._hear(run, request, now)
+        run.tally.failed(request.worker.slot, orders.failed)
         self._exhausted.extend((exhausted, request.worker) for exhausted in orders.exhausted)
         if table is not None:
             self._steps += [seen for seen in request.steps if seen.ordinal in orders.accepted]
@@ -201,8 +218,11 @@ class Coordinator:
         A coordinator that is still replaying knows of no rows: then the death is only one more.
         """
         self._replicas[worker.slot] = _gone(self._replicas[worker.slot])
+        is_stall = death is not None and death.is_stall
         if (run := self._run) is None:
+            self._gone_early.append((worker, is_stall))
             return Toll()
+        run.tally.gone(worker, is_stall)
         farewell = run.schedule.worker_gone(worker, death if self._drain_until is None else None)
         self._exhausted.extend((exhausted, worker) for exhausted in farewell.exhausted)
         run.speculation.worker_gone(worker)
@@ -260,19 +280,33 @@ class Coordinator:
         is_restart = replayed.newest_claim is not None and replayed.newest_claim.session == self._setup.session
         if not is_restart:
             refuse_newcomer(replayed, self._setup.claim_seen, storage.url)
-        take = journal.resume_own if is_restart else journal.claim
-        await self._patience(lambda: take(self._claim()))
+        if is_restart:
+            also = partial(restarted, self._setup.session)
+            await self._patience(lambda: journal.resume_own(self._claim(), also))
+        else:
+            await self._patience(lambda: journal.claim(self._claim()))
         await self._patience(storage.sweep)
         reopened = await asyncio.to_thread(journal.reopened)
         schedule = self._schedule(journal, reopened, is_restart)
-        publisher = Publisher(journal, schedule, self._spec.checkpoint, self._patience, self._setup.session, reopened)
+        session, checkpoint = self._setup.session, self._spec.checkpoint
+        tally = self._tally_so_far(journal)
+        publisher = Publisher(journal, schedule, checkpoint, self._patience, session, reopened, tally)
         if unwritten := self._unwritten(replayed):
             await publisher.write(unwritten)
         speculation = SpeculationControl(self._setup, replayed.records)
         engine = self._spec.engine
         garbage = GarbageDuty(engine.slots, plan.count, replayed.records, engine.replicas)
         by_source = {source.name: source.rows for source in plan.summary.sources}
-        return _OpenRun(plan, by_source, journal, schedule, publisher, speculation, journal.totals, is_restart, garbage)
+        return _OpenRun(
+            plan, by_source, journal, schedule, publisher, speculation, journal.totals, is_restart, garbage, tally
+        )
+
+    def _tally_so_far(self, journal: Journal) -> RunningTally:
+        """Of earlier coordinators, and of engines that have ended before there was a run."""
+        tally = RunningTally(self._setup.session, journal.records)
+        for worker, is_stall in self._gone_early:
+            tally.gone(worker, is_stall)
+        return tally
 
     def _schedule(self, journal: Journal, reopened: Reopened, is_restart: bool) -> Schedule:
         """A schedule that knows what earlier coordinators knew of rows that are not done."""
@@ -307,6 +341,7 @@ class Coordinator:
         self._phase = self._working_phase(run, now)
         await self._write_down_exhausted(run)
         self._note_trouble(run)
+        self._keep_tally(run, now)
         await run.publisher.turn(now, at_once=self._drain_until is not None or self._is_awaited(run))
         self._keep_beat(run, now)
         return self._has_ended(run, now)
@@ -358,7 +393,7 @@ class Coordinator:
         run.pace.add(Sample(now, self._paced_tokens, self._session_rows))
         seconds_left = run.pace.progress(run.schedule.left).rough_seconds_left
         run.speculation.tick(now, self._within_hours(seconds_left, now), self._row_seconds(run, now))
-        run.publisher.note(run.speculation.unwritten(_time_of_day()))
+        run.publisher.note(run.speculation.unwritten(utc_now()))
         error = run.speculation.error
         if self._drain_until is None and (error is not None or run.speculation.has_what_it_came_for):
             self._error = self._error or error
@@ -529,11 +564,24 @@ class Coordinator:
             counts = tuple((row, run.reopened.round_of(row), count) for row, count in sorted(failures.items()))
             run.publisher.attach([RowAttempts(counts)])
 
+    def _keep_tally(self, run: _OpenRun, now: float) -> None:
+        """A replica that an earlier coordinator had is looked at once it was heard."""
+        is_adopting = run.schedule.is_adopting(now)
+        has_queue, may_lease = run.schedule.queued > run.schedule.suspects, self._may_lease(run) and not is_adopting
+        slots = {
+            slot: sequences(stats, has_queue, may_lease)
+            for slot, stats in self._replicas.items()
+            if slot in self._heard or not is_adopting
+        }
+        run.tally.look(now, slots)
+        run.tally.hung(run.schedule.hung(now))
+        run.tally.store_failed(self._patience.failures)
+
     async def _planned(self, run: _OpenRun, wanted: Sequence[int]) -> list[PlannedRow]:
         try:
             return await asyncio.to_thread(run.plan.rows, wanted)
         except StoreUnavailable as error:
-            self._patience.error = error
+            self._patience.failed(error)
             raise
 
     # --- what others see -------------------------------------------------------------------------
@@ -562,6 +610,7 @@ class Coordinator:
             store_error=str(self._patience.error) if self._patience.error else None,
             error=self._error,
             dismissed=run.garbage.dismissed if run else (),
+            tally=run.published_tally if run else Tally(),
         )
 
     async def _serve_metrics(self, run: _OpenRun) -> None:
@@ -590,7 +639,7 @@ class Coordinator:
         return Claim(setup.session, setup.host, os.getpid(), setup.driver_pid, setup.started_at, setup.take_over)
 
     def _released(self) -> Record:
-        return Released(self._setup.session, ReleaseReason(self._ending_phase().value), _time_of_day())
+        return Released(self._setup.session, ReleaseReason(self._ending_phase().value), utc_now())
 
     def _keep_beat(self, run: _OpenRun, now: float) -> None:
         """Aside: a store that hangs must not hold up the ticks."""
@@ -637,7 +686,7 @@ class Coordinator:
             driver_pid=setup.driver_pid,
             started_at=setup.started_at,
             beat=self._beat,
-            beat_at=_time_of_day(),
+            beat_at=utc_now(),
             state=state,
         )
 
@@ -687,7 +736,3 @@ def _gone(last: ReplicaStats) -> ReplicaStats:
 def _completion_tokens(table: pa.Table) -> int:
     generations = pc.list_flatten(table.column("generations"))
     return int(pc.sum(pc.list_value_length(pc.struct_field(generations, "completion_token_ids"))).as_py() or 0)
-
-
-def _time_of_day() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -21,11 +21,15 @@ _LOOK_SECONDS = 0.2
 
 
 class Patience:
-    """Tries the same store call again until it answers, or until a deadline that may be set meanwhile."""
+    """Tries the same store call again until it answers, or until a deadline that may be set meanwhile.
+
+    `failures` counts the calls that have failed, `error` is the last one's until another succeeds.
+    """
 
     def __init__(self) -> None:
         self.give_up_at = float("inf")
         self.error: StoreUnavailable | None = None
+        self.failures = 0
 
     async def __call__(self, call: Callable[[], T]) -> T:
         """Runs `call` in a thread. Raises StoreUnavailable after `give_up_at` (monotonic), other errors at once.
@@ -37,13 +41,18 @@ class Patience:
             try:
                 answer = await self._answer(call)
             except StoreUnavailable as error:
-                self.error = error
+                self.failed(error)
                 if time.monotonic() >= self.give_up_at:
                     raise
                 await self._sleep(next(waits))
             else:
                 self.error = None
                 return answer
+
+    def failed(self, error: StoreUnavailable) -> None:
+        """A call has failed, this one or one that somebody else will make again."""
+        self.error = error
+        self.failures += 1
 
     async def _answer(self, call: Callable[[], T]) -> T:
         calling = asyncio.ensure_future(asyncio.to_thread(call))

@@ -1,7 +1,8 @@
 """Finished rows on their way into the journal: what is buffered, and what is being published.
 
 Guarantees: at most one publication at a time; while the store is away the same bytes are tried again, with backoff and
-jitter, and new rows come together meanwhile; an interval without rows still looks whether somebody else has published.
+jitter, and new rows come together meanwhile; an interval without rows still looks whether somebody else has published,
+or publishes what has gone wrong since the last file.
 A publication's error is raised by the next `turn`.
 """
 
@@ -20,6 +21,7 @@ from regen.ordinals import OrdinalSet
 from regen.run.keeper import time_of_day
 from regen.run.patience import Patience
 from regen.run.schedule import Schedule
+from regen.run.tally import RunningTally
 from regen.spec import CheckpointSpec
 from regen.store.control import Record, RetriesEnded, RowsReopened
 from regen.store.journal import Journal
@@ -66,11 +68,13 @@ class Publisher:
         patience: Patience,
         session: str,
         reopened: Reopened,
+        tally: RunningTally,
     ) -> None:
-        """`reopened` is the journal's now; kept up to date from here on."""
+        """`reopened` is the journal's now; kept up to date from here on. `tally` goes with each publication."""
         self.journal = journal
         self.reopened = reopened
         self._session = session
+        self._tally = tally
         self._schedule = schedule
         self._checkpoint = checkpoint
         self._patience = patience
@@ -144,7 +148,7 @@ class Publisher:
     async def write(self, records: Sequence[Record]) -> None:
         """Publish control records in a file without rows, when nothing else is being published."""
         attached, self._attached = self._attached, []
-        await self._commit(rows.SCHEMA.empty_table(), [*attached, *records])
+        await self._commit(rows.SCHEMA.empty_table(), [*attached, *records, self._tally.record()])
 
     async def cancel(self) -> None:
         """Stop a publication where it is."""
@@ -165,11 +169,12 @@ class Publisher:
         self._publishing, self._buffer = self._buffer, _Buffer()
         records, self._records = self._records, []
         reopening, self._reopening = self._reopening, []
-        if records or self._publishing.rows:
+        if records or self._publishing.rows or self._tally.has_news:
             records, self._attached = [*records, *self._attached], []
         if ended := self._publishing.ended:
             records = [*records, RetriesEnded(self._session, tuple(ended))]
-        if self._publishing.rows or records:
+        if self._publishing.rows or records or self._tally.has_news:
+            records = [*records, self._tally.record()]
             table = pa.concat_tables([rows.SCHEMA.empty_table(), *self._publishing.tables])
             await self._commit(table, records)
             self._schedule.committed([*ordinals(table), *(ordinal for ordinal, *_ in ended)])

@@ -65,7 +65,10 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What follows from one report. `superseded`: this worker was replaced, it must stop."""
+    """What follows from one report. `superseded`: this worker was replaced, it must stop.
+
+    `failed` are attempts that count: at rows that are still wanted, and told for the first time.
+    """
 
     superseded: bool = False
     accepted: frozenset[int] = frozenset()
@@ -73,6 +76,7 @@ class Orders:
     resend: tuple[int, ...] = ()
     grants: tuple[Grant, ...] = ()
     exhausted: tuple[Exhausted, ...] = ()
+    failed: tuple[FailedAttempt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +170,11 @@ class Schedule:
         return len(self._received)
 
     @property
+    def queued(self) -> int:
+        """Rows that are with nobody."""
+        return self.left - len(self._received) - len(self._holders)
+
+    @property
     def suspects(self) -> int:
         """Rows that are leased apart."""
         return len(self._suspects)
@@ -199,7 +208,7 @@ class Schedule:
         accepted = self._receive(report, view)
         self._update_held(report, view)
         slot = report.worker.slot
-        exhausted = tuple(filter(None, (self._fail(slot, one) for one in report.failed)))
+        failed, exhausted = self._take_failed(report)
         self._requeue(self._suspects.listed(slot, set(view.running)))
         view.granted = self._grant(report, view, now) if may_lease else ()
         return Orders(
@@ -208,6 +217,7 @@ class Schedule:
             resend=self._resend(report),
             grants=view.granted,
             exhausted=exhausted,
+            failed=failed,
         )
 
     def committed(self, ordinals: Iterable[int]) -> None:
@@ -368,9 +378,17 @@ class Schedule:
         for ordinal in report.finished:
             self._release(ordinal)
 
+    def _take_failed(self, report: Report) -> tuple[tuple[FailedAttempt, ...], tuple[Exhausted, ...]]:
+        """The attempts that count, and the rows that have none left."""
+        failed, exhausted = list[FailedAttempt](), list[Exhausted]()
+        for attempt in report.failed:
+            if self._is_wanted(attempt.ordinal):
+                failed.append(attempt)
+                if (last := self._fail(report.worker.slot, attempt)) is not None:
+                    exhausted.append(last)
+        return tuple(failed), tuple(exhausted)
+
     def _fail(self, slot: int, attempt: FailedAttempt) -> Exhausted | None:
-        if not self._is_wanted(attempt.ordinal):
-            return None
         self._taken.add(attempt.ordinal)  # a restarted coordinator may hear of this row here first
         failures = self._failures.get(attempt.ordinal, 0) + 1
         self._failures[attempt.ordinal] = failures

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
 from regen.errors import StoreRefused
+from regen.records import RetryReason
 
 _STRICT = ConfigDict(extra="forbid")
 
@@ -264,6 +265,56 @@ class FilesVoided:
     kind: Literal["files_voided"] = "files_voided"
 
 
+class SlotCounts(NamedTuple):
+    """One slot's `SlotTally`. Times in tenths of a second, cut off: small on disk, and never more than there was."""
+
+    slot: int
+    engine_tenths: int = 0
+    sampled_tokens: int = 0
+    computed_prompt_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+    starts: int = 0
+    restarts: int = 0
+    stalls: int = 0
+    busy_tenths: int = 0
+    starved_tenths: int = 0
+    held_back_tenths: int = 0
+    no_rows_tenths: int = 0
+    starting_tenths: int = 0
+    gone_tenths: int = 0
+
+
+class SlotReading(NamedTuple):
+    """Of one slot the newest engine that was heard of, and what it had counted: its part of `SlotCounts`."""
+
+    slot: int
+    incarnation: int
+    is_gone: bool = False
+    sampled_tokens: int = 0
+    computed_prompt_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+
+
+@with_config(_STRICT)
+@dataclass(frozen=True, slots=True)
+class RunTally:
+    """What has happened in this run so far that no row tells (`records.Tally`); it replaces the one before.
+
+    `seen` is from where a later coordinator of `session` goes on; in another session all engines are new. `retries` are
+    failed attempts by reason.
+    """
+
+    session: str
+    slots: tuple[SlotCounts, ...]
+    seen: tuple[SlotReading, ...]
+    retries: Mapping[RetryReason, int]
+    store_errors: int = 0
+    coordinator_restarts: int = 0
+    kind: Literal["run_tally"] = "run_tally"
+
+
 Record = (
     Claim
     | Released
@@ -278,6 +329,7 @@ Record = (
     | SpeculationDecided
     | ArmMeasured
     | FilesVoided
+    | RunTally
 )
 _ADAPTER: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 
@@ -287,7 +339,7 @@ class Standing:
     """What all records up to some file amount to.
 
     `released` is set only if the session of `claim` has let go. `records` are all other records that still matter, in
-    order, with `RowAttempts` merged into one, and the last `SuspectRows` only.
+    order, with `RowAttempts` merged into one, and the last `SuspectRows` and `RunTally` only.
     """
 
     claim: Claim | None = None
@@ -311,9 +363,11 @@ class Standing:
             case RowAttempts():
                 return replace(self, records=_with_attempts(self.records, record))
             case SuspectRows():
-                others = tuple(one for one in self.records if not isinstance(one, SuspectRows))
+                others = _without(SuspectRows, self.records)
                 is_over = not (record.groups or record.kills or record.distrusted)
                 return replace(self, records=others if is_over else (*others, record))
+            case RunTally():
+                return replace(self, records=(*_without(RunTally, self.records), record))
             case _:
                 return replace(self, records=(*self.records, record))
 
@@ -361,11 +415,15 @@ def from_json(values: object, where: str) -> Record:
         ) from error
 
 
+def _without(kind: type[Record], records: tuple[Record, ...]) -> tuple[Record, ...]:
+    return tuple(record for record in records if not isinstance(record, kind))
+
+
 def _with_attempts(records: tuple[Record, ...], new: RowAttempts) -> tuple[Record, ...]:
     merged: dict[int, tuple[int, int]] = {}
     for record in (*records, new):
         if isinstance(record, RowAttempts):
             merged.update({ordinal: (round_, attempts) for ordinal, round_, attempts in record.attempts})
     kept = tuple((ordinal, round_, attempts) for ordinal, (round_, attempts) in sorted(merged.items()) if attempts)
-    others = tuple(record for record in records if not isinstance(record, RowAttempts))
+    others = _without(RowAttempts, records)
     return (*others, RowAttempts(kept)) if kept else others

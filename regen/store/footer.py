@@ -17,7 +17,7 @@ from regen.store import control, totals
 from regen.store.control import Record, Standing
 from regen.store.parquet import naming_damage
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,16 @@ class Footer:
     about all journal rows up to here.
 
     `writer` is unique to one Journal object: two incarnations of one session never take each other's file for their
-    own. `bytes_before` is the size of all earlier files together, `previous_digest` the digest of the last one
-    (`RowsFile.digest`), empty in the first.
+    own. `at` is when the file was built, as ISO 8601 text in UTC by the clock of its writer: for people and pictures.
+    Another machine's clock, or one that was put back, may make it earlier than that of the file before; only numbers
+    give an order. `bytes_before` is the size of all earlier files together, `previous_digest` the digest of the last
+    one (`RowsFile.digest`), empty in the first.
     """
 
     number: int
     session: str
     writer: str
+    at: str
     plan_rows: int
     rows: int
     table_bytes: int
@@ -63,6 +66,7 @@ def to_json(footer: Footer) -> dict[str, Any]:
         "number": footer.number,
         "session": footer.session,
         "writer": footer.writer,
+        "at": footer.at,
         "plan_rows": footer.plan_rows,
         "rows": footer.rows,
         "table_bytes": footer.table_bytes,
@@ -91,6 +95,7 @@ def from_json(values: Mapping[str, Any], where: str) -> Footer:
             number=values["number"],
             session=values["session"],
             writer=values["writer"],
+            at=values["at"],
             plan_rows=values["plan_rows"],
             rows=values["rows"],
             table_bytes=values["table_bytes"],

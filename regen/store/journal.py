@@ -3,9 +3,10 @@
 Guarantees: `commit` returns only when its rows are durable and part of the sequence; a number is used once; as soon as
 another session has claimed the run, nothing of this one is published any more (Fenced). The first result of a row
 within its round counts, and no later one is ever written.
-Knows nothing of schedules or clocks. Blocking: call it from a thread, one call at a time; `totals`, `done`,
-`next_round` and `next_number` may be read from other threads. Costs one file per commit, and one copy of the bitmap;
-the first row that is made again, one pass over ids of older files, and then 4 bytes a row of the plan.
+Knows nothing of schedules, and reads a clock only to tell people. Blocking: call it from a thread, one call at a time;
+`totals`, `done`, `records`, `next_round` and `next_number` may be read from other threads. Costs one file per commit,
+and one copy of the bitmap; the first row that is made again, one pass over ids of older files, and then 4 bytes a row
+of the plan.
 
     journal = Journal(storage, session, plan.count)
     replayed = journal.replay(plan.settled())
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import uuid
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -36,6 +37,7 @@ from regen.store.control import Claim, Record, RunClosed, Voided
 from regen.store.files import JournalFile, JournalFiles
 from regen.store.footer import Footer, Snapshot
 from regen.store.layout import journal_key
+from regen.store.machine import utc_now
 from regen.store.parquet import RowsFile, content_digest, damaged, encode_rows, integers, texts
 from regen.store.reopened import Reopened, next_round
 from regen.store.replay import Ledger, Replayed, Settled, count_settled, read_ledger, refuse_closed, summed_up
@@ -75,17 +77,28 @@ class Published:
 class Journal:
     """One session's access to the journal. The order is: replay, claim (or resume_own), then prepare and commit."""
 
-    def __init__(self, storage: Storage, session: str, plan_rows: int, *, snapshot_every: int = SNAPSHOT_EVERY) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        session: str,
+        plan_rows: int,
+        *,
+        snapshot_every: int = SNAPSHOT_EVERY,
+        clock: Callable[[], str] = utc_now,
+    ) -> None:
+        """`clock` gives each file's `at`: see `Footer`. Nothing here depends on what it says."""
         self._files = JournalFiles(storage)
         self._storage = storage
         self._session = session
         self._plan_rows = plan_rows
         self._snapshot_every = snapshot_every
+        self._clock = clock
         self._writer = uuid.uuid4().hex
         self._ledger: Ledger | None = None
         self._settled = OrdinalSet(plan_rows)
         self._settled_totals = Totals()
         self._pending: Prepared | None = None
+        self._claim: Prepared | None = None
         # Of each row that is re-opened, in which file its older result is: found once, not at each commit.
         self._places = array("i")
         self._is_claimed = False
@@ -139,9 +152,10 @@ class Journal:
 
     # --- the fence -------------------------------------------------------------------------------
 
-    def claim(self, claim: Claim) -> None:
+    def claim(self, claim: Claim, also: Callable[[Sequence[Record]], Sequence[Record]] = lambda records: ()) -> None:
         """Make the run this session's. May be called again after StoreUnavailable.
 
+        `also` gives records that the claim's file is to carry, from those that stand before it.
         Files that the previous holder has published since `replay` are read and counted: look at `done` afterwards.
         Raises Fenced, naming who, when another claim came first; UserError if the run is closed;
         JournalDamaged when the journal went since `replay` (`regen clean`, and we were frozen).
@@ -152,14 +166,22 @@ class Journal:
             raise self._fenced
         refuse_closed(self._known().standing.records, self._storage.url)
         while not self._is_claimed:
-            prepared = self._build(SCHEMA.empty_table(), (claim,), ())
+            prepared = self._claiming(claim, also)
             self._require_predecessor(prepared.number)
             if self._put(prepared):
                 self._ledger, self._is_claimed = prepared.after, True
             else:
                 self._read_on(prepared.number)
 
-    def resume_own(self, claim: Claim) -> None:
+    def _claiming(self, claim: Claim, also: Callable[[Sequence[Record]], Sequence[Record]]) -> Prepared:
+        """The same bytes when it is tried again: else a claim whose answer was lost would look like another's."""
+        if self._claim is None or self._claim.number != self.next_number:
+            self._claim = self._build(SCHEMA.empty_table(), (claim, *also(self.records)), ())
+        return self._claim
+
+    def resume_own(
+        self, claim: Claim, also: Callable[[Sequence[Record]], Sequence[Record]] = lambda records: ()
+    ) -> None:
         """Go on in a coordinator that was restarted within its session: unless another session holds the run.
 
         It claims anew, so that whatever its predecessor still has under way finds the number taken.
@@ -169,7 +191,7 @@ class Journal:
         newest = standing.claim
         if newest is not None and newest.session != self._session and standing.released is None:
             raise self._fence(_Taker(newest.session, newest))
-        self.claim(claim)
+        self.claim(claim, also)
 
     def check_fence(self) -> None:
         """Raises Fenced if somebody else has published under the next number. For intervals without rows."""
@@ -289,6 +311,7 @@ class Journal:
             number=before.next_number,
             session=self._session,
             writer=self._writer,
+            at=self._clock(),
             plan_rows=self._plan_rows,
             rows=len(ordinals),
             table_bytes=table.nbytes,

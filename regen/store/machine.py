@@ -1,4 +1,7 @@
-"""Where we run, and whether a process is still there. Linux in full; elsewhere a host's name stands for its boot."""
+"""Where we run, what time it is there, and whether a process is still there.
+
+Linux in full; elsewhere a host's name stands for its boot.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,13 @@ import hashlib
 import os
 import socket
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
+
+
+def utc_now() -> str:
+    """ISO 8601 text in UTC, to the millisecond, by this machine's clock: it may be put back."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def machine_identity() -> str:

@@ -90,6 +90,7 @@ def void(storage: Storage, examined: Examined, claim: Claim, at: str) -> int:
         number=ledger.next_number,
         session=claim.session,
         writer=uuid.uuid4().hex,
+        at=at,
         plan_rows=ledger.done.size,
         rows=0,
         table_bytes=0,

@@ -1,14 +1,21 @@
-"""Counting finished rows: a table's `Totals`, sums and differences. Pure; column-wise, no loop over rows."""
+"""Counting finished rows: a table's `Totals`, sums and differences. Pure; column-wise, no loop over rows.
+
+A difference is exact: nothing, not even zeros, is left of rows that were taken out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from regen.records import Acceptance, Label, Status, Totals
+from regen.records import Acceptance, Label, ReplicaTotals, SourceTotals, Status, Totals
+from regen.store.totals_in_parts import combined, count_parts, trimmed
 
 K = TypeVar("K")
 
@@ -18,6 +25,7 @@ COLUMNS = ("source", "status", "reason", "generations", "observed")
 def count(table: pa.Table) -> Totals:
     """What these rows amount to. `table` has at least `COLUMNS` of the schema."""
     generations = pc.list_flatten(table["generations"])
+    parts = count_parts(table)
     return Totals(
         outcomes=_outcomes(table),
         reasons=_reasons(table),
@@ -27,6 +35,9 @@ def count(table: pa.Table) -> Totals:
         output_tokens=_lengths(generations, "completion_token_ids"),
         generations=len(generations),
         acceptance=_acceptance(pc.list_flatten(pc.struct_field(table["observed"], "generations"))),
+        by_source=parts.by_source,
+        by_replica=parts.by_replica,
+        by_length=parts.by_length,
     )
 
 
@@ -54,6 +65,9 @@ def to_json(totals: Totals) -> dict[str, Any]:
         "drafted": acceptance.drafted,
         "accepted": acceptance.accepted,
         "accepted_by_position": list(acceptance.accepted_by_position),
+        "by_source": [_source_json(source, part) for source, part in sorted(totals.by_source.items())],
+        "by_replica": [_replica_json(replica, part) for replica, part in sorted(totals.by_replica.items())],
+        "by_length": [[bucket, *_acceptance_json(part)] for bucket, part in sorted(totals.by_length.items())],
     }
 
 
@@ -73,7 +87,40 @@ def from_json(values: Mapping[str, Any]) -> Totals:
             int(values["accepted"]),
             tuple(int(steps) for steps in values["accepted_by_position"]),
         ),
+        by_source={str(source): _source_of(part) for source, *part in values["by_source"]},
+        by_replica={int(replica): _replica_of(part) for replica, *part in values["by_replica"]},
+        by_length={int(bucket): _acceptance_of(part) for bucket, *part in values["by_length"]},
     )
+
+
+def _source_json(source: str, part: SourceTotals) -> list[Any]:
+    counts = (part.prompt_tokens, part.output_tokens, part.generations)
+    return [source, *counts, list(part.lengths), *_acceptance_json(part.acceptance)]
+
+
+def _source_of(values: list[Any]) -> SourceTotals:
+    prompt_tokens, output_tokens, generations, lengths, *acceptance = values
+    rows = tuple(int(count) for count in lengths)
+    return SourceTotals(int(prompt_tokens), int(output_tokens), int(generations), rows, _acceptance_of(acceptance))
+
+
+def _replica_json(replica: int, part: ReplicaTotals) -> list[Any]:
+    return [replica, part.output_tokens, part.generations, *_acceptance_json(part.acceptance)]
+
+
+def _replica_of(values: list[Any]) -> ReplicaTotals:
+    output_tokens, generations, *acceptance = values
+    return ReplicaTotals(int(output_tokens), int(generations), _acceptance_of(acceptance))
+
+
+def _acceptance_json(acceptance: Acceptance) -> list[int]:
+    """Three counters, and then as many as there are positions."""
+    return [acceptance.drafts, acceptance.drafted, acceptance.accepted, *acceptance.accepted_by_position]
+
+
+def _acceptance_of(values: list[Any]) -> Acceptance:
+    drafts, drafted, accepted, *by_position = map(int, values)
+    return Acceptance(drafts, drafted, accepted, tuple(by_position))
 
 
 def _outcomes(table: pa.Table) -> dict[tuple[str, Status], int]:
@@ -117,8 +164,10 @@ def _acceptance(seen: pa.ChunkedArray[Any]) -> Acceptance:
         drafts=_sum(pc.struct_field(seen, "drafts")),
         drafted=_sum(pc.struct_field(seen, "drafted")),
         accepted=_sum(pc.struct_field(seen, "accepted")),
-        accepted_by_position=tuple(
-            _sum(pc.list_flatten(pc.list_slice(by_position, position, position + 1))) for position in range(longest)
+        accepted_by_position=trimmed(
+            tuple(
+                _sum(pc.list_flatten(pc.list_slice(by_position, position, position + 1))) for position in range(longest)
+            )
         ),
     )
 
@@ -136,8 +185,34 @@ def _combined(one: Totals, other: Totals, sign: int) -> Totals:
         prompt_tokens=one.prompt_tokens + sign * other.prompt_tokens,
         output_tokens=one.output_tokens + sign * other.output_tokens,
         generations=one.generations + sign * other.generations,
-        acceptance=one.acceptance + _scaled(other.acceptance, sign),
+        acceptance=_acceptance_sum(sign, one.acceptance, other.acceptance),
+        by_source=combined(one.by_source, other.by_source, partial(_source_sum, sign), SourceTotals()),
+        by_replica=combined(one.by_replica, other.by_replica, partial(_replica_sum, sign), ReplicaTotals()),
+        by_length=combined(one.by_length, other.by_length, partial(_acceptance_sum, sign), Acceptance()),
     )
+
+
+def _source_sum(sign: int, one: SourceTotals, other: SourceTotals) -> SourceTotals:
+    return SourceTotals(
+        one.prompt_tokens + sign * other.prompt_tokens,
+        one.output_tokens + sign * other.output_tokens,
+        one.generations + sign * other.generations,
+        trimmed(tuple(a + sign * b for a, b in zip_longest(one.lengths, other.lengths, fillvalue=0))),
+        _acceptance_sum(sign, one.acceptance, other.acceptance),
+    )
+
+
+def _replica_sum(sign: int, one: ReplicaTotals, other: ReplicaTotals) -> ReplicaTotals:
+    return ReplicaTotals(
+        one.output_tokens + sign * other.output_tokens,
+        one.generations + sign * other.generations,
+        _acceptance_sum(sign, one.acceptance, other.acceptance),
+    )
+
+
+def _acceptance_sum(sign: int, one: Acceptance, other: Acceptance) -> Acceptance:
+    both = one + _scaled(other, sign)
+    return replace(both, accepted_by_position=trimmed(both.accepted_by_position))
 
 
 def _combined_counts(one: Mapping[K, int], other: Mapping[K, int], sign: int) -> dict[K, int]:

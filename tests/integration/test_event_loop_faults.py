@@ -34,6 +34,7 @@ from regen.run.session import seal_run, standing
 from regen.run.setup import WorkerSetup
 from regen.run.start import Begun, StartOptions, begin, resume
 from regen.spec import RunSpec
+from regen.store.history import read_history
 from regen.store.local import LocalStorage
 from tests.runs import begin_run, drive, make_spec
 
@@ -140,6 +141,7 @@ def test_while_the_store_is_away_rows_are_made_and_it_is_said(tmp_path: Path, mo
     assert asyncio.run(session.during(act)).phase is Phase.FINISHED
     assert any("does not answer" in (status.store_error or "") for status in session.seen)
     assert session.seen[-1].store_error is None
+    assert read_history(session.begun.storage)[-1].tally.store_errors > 0
 
 
 def test_a_drain_with_the_store_away_ends_at_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,6 +229,7 @@ def test_a_replica_whose_process_hangs_is_killed_and_replaced(tmp_path: Path, mo
     session = Session(slow_rows(tmp_path), OneWorkerChanged(0, hang))
     assert asyncio.run(session.during(_nothing)).phase is Phase.FINISHED
     assert any("says nothing any more" in line for line in session.said)
+    assert read_history(session.begun.storage)[-1].tally.slots[0].stalls == 1
 
 
 def test_a_replica_that_cannot_be_built_is_spoken_of_and_the_others_go_on(tmp_path: Path) -> None:

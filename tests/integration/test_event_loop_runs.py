@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from regen.errors import EngineDied, EngineStalled, EngineStartFailed, Fenced, RegenError, RunHeld
-from regen.records import CoordinatorStatus, Phase, Status
+from regen.records import CoordinatorStatus, Phase, RetryReason, SlotState, Status
 from regen.run.driver import Driver
 from regen.run.local import LocalCluster
 from regen.run.session import seal_run, standing
 from regen.run.start import Begun, StartOptions, begin, resume
+from regen.store.history import read_history
 from tests import virtual_time
 from tests.runs import begin_run, conversations, determined, drive, make_spec, shard_table
 from tests.toy_target import build_toy_target
@@ -108,9 +109,13 @@ def test_one_fault_of_an_engine_loses_nothing(tmp_path: Path, fault: str, restar
         "faults": [{"kind": fault, "replica": 0, "after_requests": 0 if "start" in fault else 3}],
     }
     begun = begin_run(make_spec(tmp_path, rows=40, engine=engine))
-    finish(begun)
+    tally = finish(begun).tally
     assert standing(begun.storage).totals.by_status()[Status.FAILED] == 0
     assert len(determined(run_folder(begun))) == 40
+    hung = fault == "hang"  # it may be noticed so late that no other engine is needed
+    assert (tally.slots[0].restarts, tally.slots[1].restarts) == (tally.slots[0].restarts if hung else restarts, 0)
+    assert (tally.slots[0].stalls > 0, tally.slots[1].stalls) == (hung, 0)
+    assert tally.retries.get(RetryReason.ENGINE_ERROR, 0) == (fault == "fail")
 
 
 def test_an_engine_that_hangs_while_it_loads_is_a_named_failure(tmp_path: Path) -> None:
@@ -191,6 +196,11 @@ def test_when_only_the_coordinator_dies_no_row_is_made_twice(tmp_path: Path) -> 
     totals = standing(begun.storage).totals
     sampled = sum(worker.stats().counters.output_tokens for worker in cluster.workers.values())
     assert sampled == totals.output_tokens
+    (newest,) = read_history(begun.storage)[-1:]
+    assert newest.tally.coordinator_restarts == 4
+    assert sum(slot.sampled_tokens for slot in newest.tally.slots.values()) == sampled
+    assert sum(slot.starts for slot in newest.tally.slots.values()) == 2
+    assert newest.totals.output_tokens == sum(one.output_tokens for one in newest.totals.by_replica.values()) == sampled
 
 
 async def _ended_and_left(begun: Begun) -> CoordinatorStatus:
@@ -208,6 +218,10 @@ def test_what_the_engines_have_sampled_is_known_after_they_have_left(tmp_path: P
     begun = begin_run(make_spec(tmp_path, rows=60, engine={"replicas": 2, "step_seconds": 0.002, "faults": [die]}))
     status = virtual_time.run(_ended_and_left(begun))
     assert status.session_sampled_tokens >= status.session_output_tokens > 0
+    slots = status.tally.slots.values()
+    assert sum(slot.sampled_tokens for slot in slots) >= status.session_output_tokens
+    assert sum(slot.restarts for slot in slots) == 2  # each replica's first engine died
+    assert all(slot.slot_seconds[SlotState.BUSY] > 0 < slot.engine_seconds for slot in slots)
 
 
 async def _drained(begun: Begun, after_seconds: float) -> CoordinatorStatus:

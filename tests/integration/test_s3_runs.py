@@ -23,6 +23,7 @@ from regen.run.session import seal_run, standing
 from regen.run.start import Begun, StartOptions, resume
 from regen.spec import RunSpec
 from regen.store import s3_client
+from regen.store.history import read_history
 from tests.runs import begin_run, make_spec
 from tests.s3_faults import Fault, FaultyProxy, Kind, faulty
 from tests.s3_server import KEYS, S3Server
@@ -97,6 +98,9 @@ def test_a_run_on_s3_is_killed_resumed_sealed_verified_and_exported(
     assert last is not None
     assert last.phase is Phase.FINISHED
     seal_run(again.storage, again.worker_setup.run)
+    whole, ends = read_history(again.storage), read_history(again.storage, 2)
+    assert ends == (whole[0], whole[-1])
+    assert (whole[-1].totals.done, whole[-1].tally.coordinator_restarts) == (ROWS, 1)
 
     assert json.loads(asked("status", url, "--json"))["done"] == ROWS
     verified = json.loads(asked("verify", url, "--json"))

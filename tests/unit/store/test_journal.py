@@ -493,10 +493,10 @@ def test_a_record_that_is_not_known_stops_a_replay(storage: FaultyStorage, unkno
 
 def test_another_format_version_stops_a_replay(storage: FaultyStorage) -> None:
     opened(storage)
-    values = {**footers.to_json(footer_of(storage, 0)), "version": 2}
+    values = {**footers.to_json(footer_of(storage, 0)), "version": 3}
     storage.replace(journal_key(0), encode_rows(table_of(), values))
 
-    with pytest.raises(StoreRefused, match="version 2"):
+    with pytest.raises(StoreRefused, match="version 3"):
         _replayed(storage)
 
 

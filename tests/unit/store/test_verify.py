@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -192,6 +193,33 @@ def _wrong_totals(folder: Folder) -> None:
     folder.rewrite_footer(8, replace(footer, totals=replace(footer.totals, output_tokens=1)))
 
 
+def _wrong_part(folder: Folder, **parts: Any) -> None:
+    footer = footer_of(folder.storage, 8)
+    folder.rewrite_footer(8, replace(footer, totals=replace(footer.totals, **parts)))
+
+
+def _wrong_sources(folder: Folder) -> None:
+    totals = footer_of(folder.storage, 8).totals
+    chat, math = totals.by_source["chat"], totals.by_source["math"]
+    assert chat != math
+    _wrong_part(folder, by_source={**totals.by_source, "chat": math, "math": chat})
+
+
+def _wrong_lengths(folder: Folder) -> None:
+    totals = footer_of(folder.storage, 8).totals
+    chat = totals.by_source["chat"]
+    _wrong_part(folder, by_source={**totals.by_source, "chat": replace(chat, lengths=(1, *chat.lengths[1:]))})
+
+
+def _wrong_replicas(folder: Folder) -> None:
+    totals = footer_of(folder.storage, 8).totals
+    _wrong_part(folder, by_replica={replica + 1: part for replica, part in totals.by_replica.items()})
+
+
+def _wrong_by_length(folder: Folder) -> None:
+    _wrong_part(folder, by_length={})
+
+
 def _wrong_outcomes(folder: Folder) -> None:
     footer = footer_of(folder.storage, 8)
     outcomes = {**footer.totals.outcomes, ("chat", Status.OK): 1000}
@@ -338,6 +366,10 @@ def _plan_with_other_refusals(folder: Folder) -> None:
         (_unknown_status, Code.ROW_STATUS, journal_key(8)),
         (_wrong_totals, Code.JOURNAL_TOTALS, journal_key(8)),
         (_wrong_outcomes, Code.JOURNAL_TOTALS, journal_key(8)),
+        (_wrong_sources, Code.JOURNAL_TOTALS, journal_key(8)),
+        (_wrong_lengths, Code.JOURNAL_TOTALS, journal_key(8)),
+        (_wrong_replicas, Code.JOURNAL_TOTALS, journal_key(8)),
+        (_wrong_by_length, Code.JOURNAL_TOTALS, journal_key(8)),
         (_wrong_snapshot, Code.JOURNAL_SNAPSHOT, journal_key(7)),
         (_another_plan, Code.JOURNAL_ALTERED, journal_key(8)),
         (_foreign_session, Code.JOURNAL_FENCE, journal_key(8)),

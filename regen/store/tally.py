@@ -1,0 +1,66 @@
+"""A `Tally` as the journal keeps it, and back. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from regen.records import RetryReason, SlotState, SlotTally, Tally
+from regen.store.control import Record, RunTally, SlotCounts
+
+_TENTHS = {state: f"{state.value}_tenths" for state in SlotState}
+# A sum of many floats may be a hair below the tenth that it is.
+_HAIR = 1e-6
+
+
+def newest_tally(records: Iterable[Record]) -> RunTally | None:
+    """The last of them that is one."""
+    found: RunTally | None = None
+    for record in records:
+        if isinstance(record, RunTally):
+            found = record
+    return found
+
+
+def tally_of(record: RunTally | None) -> Tally:
+    """What was published; empty if nothing was."""
+    if record is None:
+        return Tally()
+    return Tally(
+        slots={counts.slot: _slot_tally(counts) for counts in record.slots},
+        retries={RetryReason(reason): count for reason, count in record.retries.items()},
+        store_errors=record.store_errors,
+        coordinator_restarts=record.coordinator_restarts,
+    )
+
+
+def slot_counts(slot: int, tally: SlotTally) -> SlotCounts:
+    return SlotCounts(
+        slot=slot,
+        engine_tenths=_tenths(tally.engine_seconds),
+        sampled_tokens=tally.sampled_tokens,
+        computed_prompt_tokens=tally.computed_prompt_tokens,
+        prefix_hit_tokens=tally.prefix_hit_tokens,
+        preemptions=tally.preemptions,
+        starts=tally.starts,
+        restarts=tally.restarts,
+        stalls=tally.stalls,
+        **{name: _tenths(tally.slot_seconds.get(state, 0.0)) for state, name in _TENTHS.items()},
+    )
+
+
+def _slot_tally(counts: SlotCounts) -> SlotTally:
+    return SlotTally(
+        engine_seconds=counts.engine_tenths / 10,
+        sampled_tokens=counts.sampled_tokens,
+        computed_prompt_tokens=counts.computed_prompt_tokens,
+        prefix_hit_tokens=counts.prefix_hit_tokens,
+        preemptions=counts.preemptions,
+        starts=counts.starts,
+        restarts=counts.restarts,
+        stalls=counts.stalls,
+        slot_seconds={state: getattr(counts, name) / 10 for state, name in _TENTHS.items()},
+    )
+
+
+def _tenths(seconds: float) -> int:
+    return int(seconds * 10 + _HAIR)
