@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from regen.observe.eta_text import duration
 from regen.observe.facts import RunFacts
-from regen.observe.terminal import duration
 from regen.records import EtaState, ReplicaState
 
 

@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from regen.observe.eta_text import duration, eta_text
 from regen.observe.facts import RunFacts
-from regen.records import Eta, EtaState, Phase, ReplicaState, Status
+from regen.records import EtaState, Phase, ReplicaState, Status
 
 MOST_LINES = 12
 WIDEST = 100
@@ -118,18 +119,6 @@ def one_line(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text)
 
 
-def duration(seconds: float) -> str:
-    """`95` -> `1m35s`; `7300` -> `2h02m`; `200000` -> `2d07h`."""
-    minutes, rest = divmod(round(max(0.0, seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours_left = divmod(hours, 24)
-    if days:
-        return f"{days}d{hours_left:02d}h"
-    if hours:
-        return f"{hours}h{minutes:02d}m"
-    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
-
-
 def size(count: int) -> str:
     """`1234567` -> `1.2 MB`, by thousands."""
     if count < 1000:
@@ -140,17 +129,6 @@ def size(count: int) -> str:
         if value < 999.95:
             return f"{value:.1f} {unit}"
     return f"{value / 1000:.1f} TB"
-
-
-def eta_text(eta: Eta) -> str:
-    """`3h20m left (2h50m to 4h10m)`, or why nothing is said."""
-    if eta.state is EtaState.WARMING or eta.mid_seconds is None:
-        known = "stalled: no token comes" if eta.state is EtaState.STALLED else "time left not known yet"
-        return known if eta.state is not EtaState.FINISHED else "finished"
-    told = f"{duration(eta.mid_seconds)} left"
-    if eta.low_seconds is not None and eta.high_seconds is not None:
-        told += f" ({duration(eta.low_seconds)} to {duration(eta.high_seconds)})"
-    return f"stalled: no token comes; then {told}" if eta.state is EtaState.STALLED else told
 
 
 # --- the rows of the block ---------------------------------------------------------------------------

@@ -5,17 +5,18 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from regen.data.plan import open_plan, read_summary
 from regen.data.plan_summary import PlanSummary, SourceSummary
 from regen.protocols import Storage
-from regen.records import Status, Totals
+from regen.records import Status, Tally, Totals
 from regen.run.record import require_record
 from regen.store.control import Record, RetriesEnded, RunClosed, SpeculationDecided, SuspectRows
 from regen.store.holder import Holder, HolderState, read_holder
 from regen.store.replay import replay
+from regen.store.tally import newest_tally, tally_of
 
 _SHOWN_DECISIONS = 10
 
@@ -29,7 +30,8 @@ class Look:
     rows are wanted once more; `retries_ended` were made again without an answer, and kept what they had. `decisions`
     are the latest about speculation, as sentences with their time. `rows_added`: by extensions of the plan;
     `closed_at`: when `regen clean --journal` closed the run, if it did; `suspects`: rows that engines died with, and of
-    which it is not known yet whether they kill engines.
+    which it is not known yet whether they kill engines. `tally` is what has gone wrong on the way, as far as it is
+    published.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Look:
     rows_added: int = 0
     closed_at: str | None = None
     suspects: int = 0
+    tally: Tally = field(default_factory=Tally)
 
     @property
     def is_finished(self) -> bool:
@@ -104,6 +107,7 @@ class Look:
             "reopened": self.reopened,
             "retries_ended": self.retries_ended,
             "suspects": self.suspects,
+            **self._trouble_json(),
             "outcomes_by_source": self._by_source(),
             "outcomes_by_replica": outcomes_by_replica(self.totals),
             "labels_by_source": labels_by_source(self.totals),
@@ -119,6 +123,16 @@ class Look:
             "rows_added": self.rows_added,
             "closed_at": self.closed_at,
             "holder": asdict(self.holder) if self.holder else None,
+        }
+
+    def _trouble_json(self) -> dict[str, Any]:
+        slots = self.tally.slots.values()
+        return {
+            "retries": {str(reason): count for reason, count in self.tally.retries.items()},
+            "restarts": sum(slot.restarts for slot in slots),
+            "stalls": sum(slot.stalls for slot in slots),
+            "coordinator_restarts": self.tally.coordinator_restarts,
+            "store_errors": self.tally.store_errors,
         }
 
     def _by_source(self) -> dict[str, dict[str, int]]:
@@ -183,6 +197,7 @@ def look(storage: Storage, known: KnownPlan | None = None) -> Look:
         rows_added=summary.rows - summary.stages[0].rows,
         closed_at=next((record.at for record in replayed.records if isinstance(record, RunClosed)), None),
         suspects=_suspects(replayed.records),
+        tally=tally_of(newest_tally(replayed.records)),
     )
 
 

@@ -18,7 +18,7 @@ from regen.protocols import Storage
 from regen.records import Phase, Status
 from regen.run.look import KnownPlan, Look, look
 from regen.run.record import read_record
-from regen.store.holder import Holder, HolderState
+from regen.store.holder import Holder, HolderProgress, HolderState
 
 INTERVAL_SECONDS = 5.0
 # The holder's heart beats every 2 s (run/coordinator.py). From then on its silence is shown.
@@ -87,8 +87,11 @@ def no_run_json(url: str) -> dict[str, Any]:
 
 
 def facts_of_look(seen: Look, silent_seconds: float = 0.0) -> RunFacts:
-    """What the store shows of the run. What only its coordinator knows is left open."""
-    return RunFacts(
+    """What the store shows of the run. What its coordinator alone knows is as old as the last heartbeat.
+
+    None of that is shown once the heartbeat is silent.
+    """
+    facts = RunFacts(
         name=seen.name,
         phase=_phase(seen),
         session=seen.holder.session if seen.holder else "",
@@ -101,7 +104,24 @@ def facts_of_look(seen: Look, silent_seconds: float = 0.0) -> RunFacts:
         accept_length=seen.totals.acceptance.accept_length,
         commits=seen.commits,
         decisions=seen.decisions,
-        heartbeat_age_seconds=silent_seconds if silent_seconds >= SILENT_SECONDS else None,
+        tally=seen.tally,
+    )
+    if seen.is_finished or seen.holder is None or seen.holder.state is not HolderState.RUNNING:
+        return facts
+    if silent_seconds >= SILENT_SECONDS:
+        return replace(facts, heartbeat_age_seconds=silent_seconds)
+    return facts if seen.holder.progress is None else _with_progress(facts, seen.holder.progress)
+
+
+def _with_progress(facts: RunFacts, progress: HolderProgress) -> RunFacts:
+    return replace(
+        facts,
+        phase=progress.phase.value,
+        eta=progress.eta if progress.phase is Phase.RUNNING else None,
+        tokens_per_second=progress.useful_tokens_per_second,
+        in_flight=progress.in_flight,
+        queued=progress.queued,
+        accept_length=progress.accept_length or facts.accept_length,
     )
 
 

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from regen.errors import RunHeld, StoreError
 from regen.protocols import Storage
+from regen.records import Eta, Phase
 from regen.store.control import Claim
 from regen.store.files import JournalFiles
 from regen.store.layout import HOLDER
@@ -36,10 +37,24 @@ class HolderState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class HolderProgress:
+    """How far the run is, as its coordinator saw it `at` (ISO 8601, by its own clock): what the journal cannot tell."""
+
+    at: str
+    phase: Phase
+    eta: Eta
+    useful_tokens_per_second: float | None
+    in_flight: int
+    queued: int
+    accept_length: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Holder:
     """`boot_id` is `machine.machine_identity()`: process ids mean something only where it is the same.
 
-    `beat` counts up; `started_at` and `beat_at` are ISO 8601 texts with a time zone, by the writer's clock.
+    `beat` counts up; `started_at` and `beat_at` are ISO 8601 texts with a time zone, by the writer's clock. `progress`
+    is for people; readers from before it was there pass over it.
     """
 
     session: str
@@ -51,6 +66,7 @@ class Holder:
     beat: int
     beat_at: str
     state: HolderState
+    progress: HolderProgress | None = None
 
 
 class Liveness(StrEnum):
