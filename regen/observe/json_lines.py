@@ -87,13 +87,13 @@ def for_machines(wanted: bool) -> Iterator[JsonLines | None]:
         try:
             yield lines
         except RegenError as error:
-            lines.end(type(error).__name__, error.exit_code, str(error))
+            lines.end("failed", error.exit_code, str(error))
             raise
         except KeyboardInterrupt:
             lines.end("interrupted", _INTERRUPTED)
             raise
         except Exception as error:
-            lines.end("defect", ExitCode.FAILED, f"{type(error).__name__}: {error}")
+            lines.end("failed", ExitCode.FAILED, f"{type(error).__name__}: {error}")
             raise
 
 

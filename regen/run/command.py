@@ -15,6 +15,7 @@ from regen.observe.live import Display
 from regen.observe.log import Log
 from regen.records import CoordinatorStatus, Status
 from regen.run import session
+from regen.run.driver import Cluster
 from regen.run.patience import patiently
 from regen.run.session import Standing
 from regen.run.start import Begun
@@ -40,17 +41,8 @@ def drive(begun: Begun, address: str | None, verbosity: int, shown: Display, log
 
     log.adopt_loggers()  # Ray's, by now
     logs = cluster.connect(address, verbosity)
-    run = begun.worker_setup.run
-
-    def show(status: CoordinatorStatus) -> None:
-        shown(facts_of(status, run.spec.name, run.session))
-
     try:
-        with shown:
-            work = session.conduct(
-                cluster.RayCluster(shown.say), begun.worker_setup, show, shown.say, cluster.drain_seconds()
-            )
-            last = asyncio.run(work)
+        last = conduct(begun, cluster.RayCluster(shown.say), shown, cluster.drain_seconds())
     except RegenError:
         log(f"logs of engines and actors: {logs}")
         raise
@@ -60,6 +52,17 @@ def drive(begun: Begun, address: str | None, verbosity: int, shown: Display, log
         lambda: session.write_report(begun.storage, begun.record.spec, last, session.standing(begun.storage)), log
     )
     return last
+
+
+def conduct(begun: Begun, cluster: Cluster, shown: Display, drain_seconds: float) -> CoordinatorStatus:
+    """The session itself, on whatever cluster. The last status; raises the run's error."""
+    run = begun.worker_setup.run
+
+    def show(status: CoordinatorStatus) -> None:
+        shown(facts_of(status, run.spec.name, run.session))
+
+    with shown:
+        return asyncio.run(session.conduct(cluster, begun.worker_setup, show, shown.say, drain_seconds))
 
 
 def settle(begun: Begun, say: Say) -> Standing:
