@@ -231,6 +231,10 @@ class Plan(Protocol):
         """These rows, in the order asked for. Fast when the ordinals lie near one another."""
         ...
 
+    def sources_of(self, ordinals: Sequence[int]) -> list[str]:
+        """The source of each row, in the order asked for, without reading the rows."""
+        ...
+
     def scan(self, start: int = 0, stop: int | None = None) -> Iterator[PlannedRow]:
         """Rows `start` to `stop` in order, a bounded number in memory."""
         ...

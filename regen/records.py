@@ -535,6 +535,7 @@ class ExchangeRequest:
     """All that a worker holds, and what is new. The lists are the truth: see `run/schedule.py`.
 
     `running` and `awaiting` are ordinals: rows being made, and finished rows sent before that were not committed yet.
+    `running_tokens` says how many output tokens each of `running` has so far, over all its turns; it may be empty.
     `finished` are new rows as one Arrow stream (`rows.to_bytes`), empty when there are none; `steps` are theirs, in a
     pilot, and are said once: what a lost exchange held is not known.
     """
@@ -550,6 +551,7 @@ class ExchangeRequest:
     stats: ReplicaStats
     wants_warmup: bool = False
     steps: tuple[GenerationSteps, ...] = ()
+    running_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

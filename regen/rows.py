@@ -202,6 +202,14 @@ def garbage_labels(table: pa.Table) -> Iterator[tuple[int, Label | None]]:
             yield ordinal, next((label for label in said if label.is_degenerate), None)
 
 
+def output_tokens(table: pa.Table) -> Iterator[int | None]:
+    """Of every row of a table in `SCHEMA`, in order: its output tokens in all; None for one without a generation."""
+    generations = pc.list_flatten(table.column("generations"))
+    lengths = iter(pc.list_value_length(pc.struct_field(generations, "completion_token_ids")).to_pylist())
+    for count in pc.list_value_length(table.column("generations")).to_pylist():
+        yield sum(islice(lengths, count)) if count else None
+
+
 def _message_values(message: Message) -> dict[str, Any]:
     """What the source's own answer had called is no part of an output row."""
     return {

@@ -176,6 +176,9 @@ class MemoryPlan:
     def rows(self, ordinals: Sequence[int]) -> list[PlannedRow]:
         return [self._rows[ordinal] for ordinal in ordinals]
 
+    def sources_of(self, ordinals: Sequence[int]) -> list[str]:
+        return [self._rows[ordinal].source for ordinal in ordinals]
+
     def scan(self, start: int = 0, stop: int | None = None) -> Iterator[PlannedRow]:
         return iter(self._rows[start:stop])
 

@@ -133,7 +133,8 @@ class Plan(MemoryPlan):
 
     def __init__(self) -> None:
         super().__init__(ROWS, REFUSED, NATIVE)
-        self.summary = SimpleNamespace(sources=[SimpleNamespace(name=name, rows=ROWS) for name in self.sources])
+        counts = {"rows": ROWS, "accepted": ROWS, "native": 0, "turns": ROWS, "most_turns": 1}
+        self.summary = SimpleNamespace(sources=[SimpleNamespace(name=name, **counts) for name in self.sources])
 
 
 PLAN = Plan()

@@ -203,7 +203,7 @@ class TrueLengths:
         ]
         return Curve(edges, above)
 
-    def saw(self, group: str, tokens: int, is_earlier: bool) -> None:
+    def saw(self, group: str, tokens: int, is_earlier: bool, rows: int = 1) -> None:
         pass
 
     def guesses(self, running: Sequence[Running], count: int) -> Iterator[Mapping[str, Curve]]:

@@ -107,6 +107,7 @@ def _sum(before: SourceSummary, new: SourceSummary) -> SourceSummary:
         changed=before.changed + new.changed,
         eval_rows=before.eval_rows + new.eval_rows,
         left_out=new.left_out,
+        most_turns=max(before.most_turns, new.most_turns),
     )
 
 

@@ -172,6 +172,20 @@ class RunPlan:
             chosen = table.filter(pc.is_null(table["settled"]))
             yield from zip(*(chosen[name].to_pylist() for name in ("ordinal", "row_id", "source")), strict=True)
 
+    def sources_of(self, ordinals: Sequence[int]) -> list[str]:
+        """The source of each row, in the order asked for; reads one column of the parts that hold them."""
+        by_part: dict[int, list[int]] = {}
+        for ordinal in ordinals:
+            by_part.setdefault(bisect_right(self._starts, ordinal) - 1, []).append(ordinal)
+        found: dict[int, str] = {}
+        for number, wanted in sorted(by_part.items()):
+            with self._lock:
+                table = self._file(number).read_columns(["source"])
+            _check_rows(self.summary.parts[number], table.num_rows)
+            taken = table["source"].take(pa.array([ordinal - self._starts[number] for ordinal in wanted]))
+            found.update(zip(wanted, cast(list[str], taken.to_pylist()), strict=True))
+        return [found[ordinal] for ordinal in ordinals]
+
     def prompts_longer_than(self, tokens: int) -> tuple[int, int]:
         """(rows that the target is to make, those of them whose first prompt is longer); reads two columns."""
         planned = longer = 0

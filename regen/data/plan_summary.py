@@ -55,7 +55,8 @@ class SourceSummary:
     `accepted` are all rows that are not rejected; `native` of them pass through, and `changed` of them have a note.
     `left_out` are source rows that are not in the plan, by why (those after `limit` are not looked at, nor counted).
     `first_rejected` is the first row rejected for each reason, in the source's order.
-    `prompt_tokens` is the sum over first prompts, `turns` the sum of assistant turns that the target is asked for.
+    `prompt_tokens` is the sum over first prompts, `turns` the sum of assistant turns that the target is asked for,
+    `most_turns` the most that one row asks for (0 in plans that do not say).
     """
 
     name: str
@@ -72,6 +73,7 @@ class SourceSummary:
     changed: int = 0
     eval_rows: int = 0
     left_out: Mapping[str, int] = field(default_factory=dict)
+    most_turns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -298,6 +298,7 @@ class _Tally:
     prompt_tokens: int = 0
     longest_prompt_tokens: int = 0
     turns: int = 0
+    most_turns: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     first_rejected: dict[str, RejectedRow] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
@@ -317,7 +318,9 @@ class _Tally:
         self.native += bool(row.native)
         self.changed += bool(draft.notes)
         self.eval_rows += row.split is Split.EVAL
-        self.turns += row.conversation.turns if row.conversation else 0
+        turns = row.conversation.turns if row.conversation else 0
+        self.turns += turns
+        self.most_turns = max(self.most_turns, turns)
         self.notes.update(note.value for note in draft.notes)
 
     def summary(self, files: list[SourceFile]) -> SourceSummary:
@@ -336,6 +339,7 @@ class _Tally:
             changed=self.changed,
             eval_rows=self.eval_rows,
             left_out=dict(sorted(self.left_out.items())),
+            most_turns=self.most_turns,
         )
 
 

@@ -58,10 +58,10 @@ class Estimator:
         self._seen += 1
         self._lengths.saw(group, tokens, is_earlier=False)
 
-    def row_finished_before(self, group: str, tokens: int) -> None:
-        """A row of an earlier session: it tells how long rows are, and is in no rate."""
-        self._seen += 1
-        self._lengths.saw(group, tokens, is_earlier=True)
+    def row_finished_before(self, group: str, tokens: int, rows: int = 1) -> None:
+        """Rows of an earlier session, of so many tokens each: they tell how long rows are, and are in no rate."""
+        self._seen += rows
+        self._lengths.saw(group, tokens, is_earlier=True, rows=rows)
 
     def beat(self, beat: Beat) -> None:
         """In the order of time. The session begins with the first one."""
@@ -70,8 +70,22 @@ class Estimator:
         self._slots = beat.slots or self._slots
         self._speed.add(beat)
 
-    def estimate(self, now: float, left: Mapping[str, int], running: Sequence[Running]) -> Eta:
-        """`left` are rows of each group that have not ended, those that run among them."""
+    @property
+    def has_rate(self) -> bool:
+        """Tokens have come: there may be an estimate."""
+        return self._speed.is_known
+
+    def is_stalled(self, now: float) -> bool:
+        """Cheap, unlike an estimate."""
+        return self._speed.is_stalled(now)
+
+    def estimate(
+        self, now: float, left: Mapping[str, int], running: Sequence[Running], slots: int | None = None
+    ) -> Eta:
+        """`left` are rows of each group that have not ended, those that run among them; `slots` those that will work
+        on them (None: as many as at the last beat).
+        """
+        self._slots = slots or self._slots
         rows = sum(left.values())
         if not rows:
             return Eta(EtaState.FINISHED, 0.0, 0.0, 0.0, 0.0)
@@ -79,7 +93,8 @@ class Estimator:
         if self._finished and self._began_at is not None:
             naive = (now - self._began_at) * rows / self._finished
         if not self._speed.is_known or self._seen < min(_FEWEST_ENDS, (self._seen + rows + 1) // 2):
-            return Eta(EtaState.WARMING, naive_seconds=naive)
+            is_stalled = self._speed.is_stalled(now)
+            return Eta(EtaState.STALLED if is_stalled else EtaState.WARMING, naive_seconds=naive)
         state = EtaState.STALLED if self._speed.is_stalled(now) else EtaState.ESTIMATING
         low, mid, high = self._range(left, gathered(running))
         return Eta(state, low, mid, high, naive)

@@ -63,8 +63,8 @@ class Running:
 class LengthModel(Protocol):
     """Curves of every group, as they may be."""
 
-    def saw(self, group: str, tokens: int, is_earlier: bool) -> None:
-        """A row has ended with so many tokens; `is_earlier`: in an earlier session."""
+    def saw(self, group: str, tokens: int, is_earlier: bool, rows: int = 1) -> None:
+        """Rows have ended with so many tokens each; `is_earlier`: in an earlier session."""
 
     def guesses(self, running: Sequence[Running], count: int) -> Iterator[Mapping[str, Curve]]:
         """The middle one first, then `count` as likely as what was seen makes them. Asked again, the same ones."""
@@ -84,14 +84,14 @@ class _Seen:
     def __post_init__(self) -> None:
         self.ended = [0] * len(self.edges)
 
-    def add(self, tokens: int) -> None:
+    def add(self, tokens: int, rows: int) -> None:
         place = self.place(tokens)
-        self.ended[place] += 1
+        self.ended[place] += rows
         if place < len(self.edges) - 1:
             log_tokens = math.log(max(1, tokens))
-            self.rows += 1
-            self.total += log_tokens
-            self.squares += log_tokens * log_tokens
+            self.rows += rows
+            self.total += rows * log_tokens
+            self.squares += rows * log_tokens * log_tokens
 
     def place(self, tokens: float) -> int:
         if tokens >= self.edges[-1]:
@@ -119,11 +119,11 @@ class Lengths:
         self._longest_earlier = 1
         self._wholes = {name: self._seen[name] for name in self._whole.values()}
 
-    def saw(self, group: str, tokens: int, is_earlier: bool) -> None:
+    def saw(self, group: str, tokens: int, is_earlier: bool, rows: int = 1) -> None:
         if is_earlier:
             self._longest_earlier = max(self._longest_earlier, tokens)
         for name in {group, self._whole[group]}:
-            self._seen[name].add(tokens)
+            self._seen[name].add(tokens, rows)
 
     def guesses(self, running: Sequence[Running], count: int) -> Iterator[Mapping[str, Curve]]:
         running = gathered(running)

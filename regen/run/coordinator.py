@@ -18,33 +18,30 @@ import traceback
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import cast
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from regen import rows
 from regen.data.plan import open_plan
 from regen.errors import Fenced, RegenError, RunHeld, StoreError, StoreUnavailable, UserError
 from regen.observe.metrics import Endpoint, Snapshot
-from regen.observe.progress import Pace, Sample
 from regen.protocols import Plan, Storage
 from regen.records import (
     Command,
     CoordinatorStatus,
     Death,
-    EngineCounters,
+    Eta,
+    EtaState,
     ExchangeReply,
     ExchangeRequest,
     GenerationSteps,
     Lease,
     Phase,
     PlannedRow,
-    ReplicaState,
-    ReplicaStats,
     SpeculationStatus,
     Status,
     Tally,
@@ -52,11 +49,15 @@ from regen.records import (
     Totals,
     WorkerId,
 )
+from regen.run.credential_watch import CredentialWatch
 from regen.run.failed_rows import failed_row
+from regen.run.fleet import Fleet
 from regen.run.garbage_duty import Dismissal, GarbageDuty
+from regen.run.heartbeat import Heartbeat
 from regen.run.held import refuse_newcomer
 from regen.run.limits import too_many_failed
 from regen.run.patience import Patience
+from regen.run.progress_duty import ProgressDuty
 from regen.run.publisher import Publisher, ordinals
 from regen.run.restarts import PROVEN_FILLS
 from regen.run.schedule import Exhausted, Grant, Report, Schedule
@@ -65,7 +66,7 @@ from regen.run.speculation import SpeculationControl
 from regen.run.suspects import Suspects
 from regen.run.tally import RunningTally, restarted, sequences
 from regen.store.control import Claim, Record, Released, ReleaseReason, RowAttempts, SuspectRows
-from regen.store.holder import Holder, HolderState, heartbeat, read_holder, write_holder
+from regen.store.holder import HolderProgress, HolderState, heartbeat
 from regen.store.journal import Journal
 from regen.store.machine import machine_identity, process_exists, utc_now
 from regen.store.pilot_files import steps_key, steps_to_bytes
@@ -75,9 +76,6 @@ from regen.store.storage import near, open_storage
 from regen.store.tally import newest_tally, tally_of
 
 TICK_SECONDS = 0.2
-BEAT_SECONDS = 2.0
-# Word of the end is a courtesy: a store that hangs gets no more than that for it.
-LEAVE_SECONDS = 5.0
 # After a restart, so long is waited for replicas to say what they hold. One that starts an engine answers every second.
 ADOPTION_SECONDS = 15.0
 # When too many rows fail, what runs gets so long to end.
@@ -85,7 +83,6 @@ BREAKER_DRAIN_SECONDS = 60.0
 # When speculation is what ends the run.
 SPECULATION_DRAIN_SECONDS = 60.0
 _FEWEST_WARMUP_ROWS = 8
-_WORKING = (ReplicaState.RUNNING, ReplicaState.DRAINING)
 _ENDED = (Phase.FINISHED, Phase.DRAINED, Phase.FAILED)
 
 
@@ -103,7 +100,9 @@ class _OpenRun:
     is_restart: bool
     garbage: GarbageDuty
     tally: RunningTally
-    pace: Pace = field(default_factory=Pace)
+    progress: ProgressDuty
+    heartbeat: Heartbeat
+    credentials: CredentialWatch
     warmup: tuple[PlannedRow, ...] | None = None
     _totals: tuple[int, Totals] | None = None
     _published_tally: tuple[int, Tally] | None = None
@@ -111,6 +110,12 @@ class _OpenRun:
     @property
     def reopened(self) -> Reopened:
         return self.publisher.reopened
+
+    @property
+    def reopened_left(self) -> int:
+        """Rows that have a result and are wanted once more: what is left beyond those that have none."""
+        beyond = self.schedule.plan_left - (self.plan.count - self.totals.done)
+        return min(max(0, beyond), len(self.reopened.pending))
 
     @property
     def totals(self) -> Totals:
@@ -142,20 +147,15 @@ class Coordinator:
         self._run: _OpenRun | None = None
         self._work: asyncio.Task[None] | None = None
         self._opened_at = time.monotonic()
-        self._replicas = dict.fromkeys(range(setup.spec.engine.replicas), _unheard(setup.spec.engine.slots))
+        self._fleet = Fleet(setup.spec.engine.replicas, setup.spec.engine.slots)
         self._exhausted: list[tuple[Exhausted, WorkerId]] = []
         self._gone_early: list[tuple[WorkerId, bool]] = []
-        self._heard: dict[int, WorkerId] = {}
-        self._sampled_before = 0
-        self._paced_tokens = 0
         self._leasing_since: float | None = None
         self._steps: list[GenerationSteps] = []
         self._session_rows = 0
         self._session_output_tokens = 0
-        self._last_beat_at = float("-inf")
-        self._beat = 0
-        self._is_in_doubt = False
-        self._beating: asyncio.Task[None] | None = None
+        self._loop_lag_seconds = 0.0
+        self._heartbeat: Heartbeat | None = None
         self._drain_until: float | None = None
         self._endpoint: Endpoint | None = None
         self._is_beside_driver = setup.boot_id == machine_identity()
@@ -217,7 +217,7 @@ class Coordinator:
 
         A coordinator that is still replaying knows of no rows: then the death is only one more.
         """
-        self._replicas[worker.slot] = _gone(self._replicas[worker.slot])
+        self._fleet.gone(worker.slot)
         is_stall = death is not None and death.is_stall
         if (run := self._run) is None:
             self._gone_early.append((worker, is_stall))
@@ -227,22 +227,26 @@ class Coordinator:
         self._exhausted.extend((exhausted, worker) for exhausted in farewell.exhausted)
         run.speculation.worker_gone(worker)
         run.garbage.gone(worker)
+        run.progress.gone(worker.slot)
         return farewell.toll
 
     async def slot_lost(self, slot: int) -> None:
         """The driver starts no more engines in this slot."""
+        self._fleet.lost(slot)
         if self._run is not None:
             self._run.schedule.slot_lost(slot)
             self._run.speculation.slot_lost(slot)
 
     async def close(self) -> None:
         """Stop at once, publishing nothing: what a kill does, for coordinators that share a process with others."""
-        for task in (self._work, self._beating):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-        if self._run is not None:
-            await self._run.publisher.cancel()
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.gather(self._work, return_exceptions=True)
+        if self._heartbeat is not None:
+            await self._heartbeat.cancel()
+        if (run := self._run) is not None:
+            for duty in (run.progress, run.credentials, run.publisher):
+                await duty.cancel()
         self._close_endpoint()
 
     # --- the work --------------------------------------------------------------------------------
@@ -257,7 +261,9 @@ class Coordinator:
             self._run = run = await self._open()
             await self._serve_metrics(run)
             while not await self._step(run):
+                slept_at = time.monotonic()
                 await asyncio.sleep(TICK_SECONDS)
+                self._loop_lag_seconds = max(0.0, time.monotonic() - slept_at - TICK_SECONDS)
             await self._write_steps()
             await run.publisher.write([self._released()])
         except (Fenced, RunHeld) as error:
@@ -274,6 +280,7 @@ class Coordinator:
     async def _open(self) -> _OpenRun:
         """Replay, then claim: nothing is leased before. Waits for a store that is away."""
         storage = self._storage = open_storage(self._setup.run_url, self._spec.store)
+        self._heartbeat = Heartbeat(self._setup, storage, self._holder_progress)
         plan = await self._patience(lambda: open_plan(near(storage)))  # rows go out while the store is away
         journal = Journal(storage, self._setup.session, plan.count)
         replayed = await self._patience(lambda: journal.replay(plan.settled()))
@@ -298,7 +305,19 @@ class Coordinator:
         garbage = GarbageDuty(engine.slots, plan.count, replayed.records, engine.replicas)
         by_source = {source.name: source.rows for source in plan.summary.sources}
         return _OpenRun(
-            plan, by_source, journal, schedule, publisher, speculation, journal.totals, is_restart, garbage, tally
+            plan,
+            by_source,
+            journal,
+            schedule,
+            publisher,
+            speculation,
+            journal.totals,
+            is_restart,
+            garbage,
+            tally,
+            ProgressDuty(self._setup, plan, journal, reopened, is_restart),
+            self._heartbeat,
+            CredentialWatch(storage),
         )
 
     def _tally_so_far(self, journal: Journal) -> RunningTally:
@@ -335,6 +354,7 @@ class Coordinator:
         """One tick. True when the run has ended for this session."""
         now = time.monotonic()
         run.schedule.tick(now)
+        run.progress.tick(now, self._fleet, run.schedule.left - run.schedule.received)
         self._look_after_speculation(run, now)
         self._look_after_driver(now)
         self._look_for_failures(run, now)
@@ -343,7 +363,8 @@ class Coordinator:
         self._note_trouble(run)
         self._keep_tally(run, now)
         await run.publisher.turn(now, at_once=self._drain_until is not None or self._is_awaited(run))
-        self._keep_beat(run, now)
+        run.heartbeat.keep(now, run.publisher.look_at_once)
+        run.credentials.tick(now)
         return self._has_ended(run, now)
 
     def _has_ended(self, run: _OpenRun, now: float) -> bool:
@@ -370,13 +391,8 @@ class Coordinator:
 
     async def _leave_holder(self) -> None:
         """The session is over for starters too, unless somebody else holds the run now."""
-        if self._storage is None or isinstance(self._error, Fenced | RunHeld):
-            return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LEAVE_SECONDS):
-                if self._beating is not None:
-                    await self._beating  # or an older word could come last
-                await self._write_holder(HolderState(self._phase.value))
+        if self._heartbeat is not None and not isinstance(self._error, Fenced | RunHeld):
+            await self._heartbeat.leave(HolderState(self._phase.value))
 
     # --- decisions -------------------------------------------------------------------------------
 
@@ -390,9 +406,8 @@ class Coordinator:
 
     def _look_after_speculation(self, run: _OpenRun, now: float) -> None:
         """What was decided goes into the journal; a failure ends the run, and so does the end of `regen calibrate`."""
-        run.pace.add(Sample(now, self._paced_tokens, self._session_rows))
-        seconds_left = run.pace.progress(run.schedule.left).rough_seconds_left
-        run.speculation.tick(now, self._within_hours(seconds_left, now), self._row_seconds(run, now))
+        seconds_left = self._within_hours(run.progress.eta(now).mid_seconds, now)
+        run.speculation.tick(now, seconds_left, self._row_seconds(run, now))
         run.publisher.note(run.speculation.unwritten(utc_now()))
         error = run.speculation.error
         if self._drain_until is None and (error is not None or run.speculation.has_what_it_came_for):
@@ -413,10 +428,7 @@ class Coordinator:
 
     def _is_awaited(self, run: _OpenRun) -> bool:
         """An engine that is to be replaced has ended its rows and waits for their commit: every second counts there."""
-        return any(
-            stats.state is ReplicaState.DRAINING and not stats.running_rows and run.publisher.uncommitted_rows
-            for stats in self._replicas.values()
-        )
+        return bool(run.publisher.uncommitted_rows) and self._fleet.has_idle_drainer()
 
     def _begin_drain(self, until: float) -> None:
         """A later call may only shorten the drain. The store gets no more time than the rows."""
@@ -449,30 +461,22 @@ class Coordinator:
     # --- rows ------------------------------------------------------------------------------------
 
     def _hear(self, run: _OpenRun, request: ExchangeRequest, now: float) -> None:
-        """What a replica says of itself. A newer incarnation counts from zero: what the one before has made is kept."""
-        slot, before = request.worker.slot, self._heard.get(request.worker.slot)
-        counted = self._replicas[slot].counters.output_tokens
-        if before is not None and before != request.worker:
-            self._sampled_before += counted
-        elif before is not None and self._replicas[slot].state in _WORKING:
-            # Neither a warm-up's tokens nor those that an earlier coordinator has seen belong to this session's rows.
-            self._paced_tokens += request.stats.counters.output_tokens - counted
-        self._heard[slot], self._replicas[slot] = request.worker, request.stats
+        """What a replica says of itself."""
+        self._fleet.hear(request.worker, request.stats)
+        run.progress.listed(request.worker.slot, request.running, request.running_tokens)
         run.speculation.hear(request.worker, request.stats, now)
-
-    def _sampled_tokens(self) -> int:
-        return self._sampled_before + sum(stats.counters.output_tokens for stats in self._replicas.values())
 
     def _take_in(self, run: _OpenRun, worker: WorkerId, table: pa.Table, accepted: frozenset[int]) -> str | None:
         """Accepted rows go on their way. Why the worker is dismissed, if they show that its answers are garbage."""
         kept = [index for index, ordinal in enumerate(ordinals(table)) if ordinal in accepted]
+        run.progress.finished(table.take(kept))
         kept = [index for index in kept if not self._is_fruitless(run, table, index)]
         if not kept:
             return None
         table = table if len(kept) == table.num_rows else table.take(kept)
         run.publisher.add(table)
         self._session_rows += table.num_rows
-        self._session_output_tokens += _completion_tokens(table)
+        self._session_output_tokens += sum(tokens or 0 for tokens in rows.output_tokens(table))
         for seen in rows.seen_generations(table) if run.speculation.is_on else ():
             if seen.status is not Status.DEGENERATE:  # a loop is easy to draft, and tells nothing
                 run.speculation.generation(worker.slot, seen.source, seen.prompt_tokens, seen.acceptance)
@@ -515,10 +519,12 @@ class Coordinator:
         except StoreUnavailable:
             run.schedule.take_back(worker, [grant.ordinal for grant in grants])
             return ()
-        return tuple(
+        leases = tuple(
             Lease(row, run.reopened.round_of(row.ordinal), grant.attempt, run.reopened.sampling_of(row.ordinal))
             for row, grant in zip(planned, grants, strict=True)
         )
+        run.progress.leased(worker.slot, leases)
+        return leases
 
     async def _warmup_rows(self, run: _OpenRun) -> tuple[PlannedRow, ...] | None:
         """Rows of the plan to warm up with, spread over it: fewer where little is left to do."""
@@ -551,6 +557,7 @@ class Coordinator:
                 (planned,) = await self._planned(run, [exhausted.ordinal])
             except StoreUnavailable:
                 return
+            run.progress.given_up(planned.ordinal, planned.source)
             run.publisher.add(rows.to_table([failed_row(planned, exhausted, worker, self._setup, round_)]))
             self._exhausted.pop(0)
 
@@ -570,8 +577,8 @@ class Coordinator:
         has_queue, may_lease = run.schedule.queued > run.schedule.suspects, self._may_lease(run) and not is_adopting
         slots = {
             slot: sequences(stats, has_queue, may_lease)
-            for slot, stats in self._replicas.items()
-            if slot in self._heard or not is_adopting
+            for slot, stats in self._fleet.stats.items()
+            if self._fleet.has_heard(slot) or not is_adopting
         }
         run.tally.look(now, slots)
         run.tally.hung(run.schedule.hung(now))
@@ -587,7 +594,7 @@ class Coordinator:
     # --- what others see -------------------------------------------------------------------------
 
     def _status(self) -> CoordinatorStatus:
-        run = self._run
+        run, now = self._run, time.monotonic()
         return CoordinatorStatus(
             incarnation=self._incarnation,
             phase=self._phase,
@@ -598,19 +605,41 @@ class Coordinator:
             in_flight=run.schedule.in_flight if run else 0,
             uncommitted_rows=run.publisher.uncommitted_rows if run else 0,
             commits=run.journal.next_number if run else 0,
-            replicas=dict(self._replicas),
-            hung=run.schedule.hung(time.monotonic()) if run else (),
+            replicas=dict(self._fleet.stats),
+            hung=run.schedule.hung(now) if run else (),
             speculation=run.speculation.status() if run else SpeculationStatus(),
             session_output_tokens=self._session_output_tokens,
-            session_sampled_tokens=self._sampled_tokens(),
-            session_paced_tokens=self._paced_tokens,
+            session_sampled_tokens=self._fleet.sampled_tokens,
+            session_paced_tokens=self._fleet.paced_tokens,
             session_rows=self._session_rows,
-            session_seconds=time.monotonic() - self._opened_at,
+            session_seconds=now - self._opened_at,
             metrics_url=self._endpoint.url if self._endpoint else None,
             store_error=str(self._patience.error) if self._patience.error else None,
             error=self._error,
             dismissed=run.garbage.dismissed if run else (),
             tally=run.published_tally if run else Tally(),
+            queued=run.schedule.queued if run else 0,
+            reopened=run.reopened_left if run else 0,
+            uncommitted_bytes=run.publisher.uncommitted_bytes if run else 0,
+            useful_tokens_per_second=run.progress.tokens_per_second if run else None,
+            eta=run.progress.eta(now) if run else Eta(EtaState.WARMING),
+            loop_lag_seconds=self._loop_lag_seconds,
+            last_commit_age_seconds=now - run.publisher.published_at if run else 0.0,
+            credentials_seconds_left=run.credentials.seconds_left if run else None,
+        )
+
+    def _holder_progress(self) -> HolderProgress | None:
+        run, now = self._run, time.monotonic()
+        if run is None:
+            return None
+        return HolderProgress(
+            at=utc_now(),
+            phase=self._phase,
+            eta=run.progress.eta(now),
+            useful_tokens_per_second=run.progress.tokens_per_second,
+            in_flight=run.schedule.in_flight,
+            queued=run.schedule.queued,
+            accept_length=self._fleet.accept_length,
         )
 
     async def _serve_metrics(self, run: _OpenRun) -> None:
@@ -640,55 +669,6 @@ class Coordinator:
 
     def _released(self) -> Record:
         return Released(self._setup.session, ReleaseReason(self._ending_phase().value), utc_now())
-
-    def _keep_beat(self, run: _OpenRun, now: float) -> None:
-        """Aside: a store that hangs must not hold up the ticks."""
-        if now - self._last_beat_at < BEAT_SECONDS:
-            return
-        if self._beating is not None:
-            if not self._beating.done():
-                return
-            self._beating.result()
-        self._last_beat_at = now
-        self._beating = asyncio.ensure_future(self._beat_once(run))
-
-    async def _beat_once(self, run: _OpenRun) -> None:
-        """Another's name in holder.json is a reason to look at the fence first, and not to write over it before."""
-        if self._beat and not self._is_in_doubt and await asyncio.to_thread(self._is_named_another):
-            self._is_in_doubt = True
-            run.publisher.look_at_once()
-            return
-        self._is_in_doubt = False
-        self._beat += 1
-        await self._write_holder(HolderState.RUNNING)
-
-    async def _write_holder(self, state: HolderState) -> None:
-        """holder.json is for people and starters; that it cannot be written stops nothing: publishing decides."""
-        if self._storage is not None:
-            with suppress(StoreError):
-                await asyncio.to_thread(write_holder, self._storage, self._holder(state))
-
-    def _is_named_another(self) -> bool:
-        assert self._storage is not None, "the run is open"
-        try:
-            holder = read_holder(self._storage)
-        except StoreError:
-            return False
-        return holder is not None and holder.session != self._setup.session
-
-    def _holder(self, state: HolderState) -> Holder:
-        setup = self._setup
-        return Holder(
-            session=setup.session,
-            host=setup.host,
-            boot_id=setup.boot_id,
-            coordinator_pid=os.getpid(),
-            driver_pid=setup.driver_pid,
-            started_at=setup.started_at,
-            beat=self._beat,
-            beat_at=utc_now(),
-            state=state,
-        )
 
 
 def _outdated(reopened: Reopened, table: pa.Table | None) -> frozenset[int]:
@@ -720,19 +700,3 @@ def _failures(records: Sequence[Record], reopened: Reopened) -> dict[int, int]:
         for ordinal, round_, attempts in record.attempts
         if round_ == reopened.round_of(ordinal)
     }
-
-
-def _unheard(slots: int) -> ReplicaStats:
-    """A replica that has said nothing yet: it is shown from the first moment, with zeros."""
-    return ReplicaStats(ReplicaState.STARTING, slots, 0, 0.0, EngineCounters())
-
-
-def _gone(last: ReplicaStats) -> ReplicaStats:
-    """A replica that has ended: what its engine has made stays counted, what it is doing does not."""
-    counters = replace(last.counters, running=0, waiting=0, kv_usage=0.0)
-    return replace(last, state=ReplicaState.STOPPED, running_rows=0, loop_lag_seconds=0.0, counters=counters)
-
-
-def _completion_tokens(table: pa.Table) -> int:
-    generations = pc.list_flatten(table.column("generations"))
-    return int(pc.sum(pc.list_value_length(pc.struct_field(generations, "completion_token_ids"))).as_py() or 0)

@@ -83,6 +83,7 @@ class Worker:
         self._info: EngineInfo | None = None
         self._executor = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="text")
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._tokens: dict[int, int] = {}  # so far, of rows in work
         # Finished rows, each a table of one row in rows.SCHEMA: not sent yet, and sent but not known to be committed.
         self._unsent: dict[int, pa.Table] = {}
         self._awaiting: dict[int, pa.Table] = {}
@@ -270,6 +271,7 @@ class Worker:
             session=self._setup.run.session,
             seq=self._seq,
             running=tuple(self._tasks),
+            running_tokens=tuple(self._tokens.get(ordinal, 0) for ordinal in self._tasks),
             awaiting=tuple(self._awaiting),
             finished=rows.to_bytes(pa.concat_tables(finished)) if finished else b"",
             failed=failed,
@@ -326,6 +328,7 @@ class Worker:
             return
         if self._first_request_at is None:
             self._first_request_at = time.time()
+        self._tokens[ordinal] = 0
         self._tasks[ordinal] = asyncio.ensure_future(self._make(lease))
 
     async def _make(self, lease: Lease) -> None:
@@ -382,6 +385,8 @@ class Worker:
 
     def _on_tokens(self, ordinal: int, count: int) -> None:
         if count:
+            if ordinal in self._tokens:
+                self._tokens[ordinal] += count
             self._stall.tokens(ordinal, time.monotonic())
             self._has_given_up_alone = False
 
@@ -401,6 +406,7 @@ class Worker:
 
     def _drop(self, ordinal: int) -> None:
         if (task := self._tasks.pop(ordinal, None)) is not None:
+            self._tokens.pop(ordinal, None)
             self._stall.ended(ordinal)
             if task is not asyncio.current_task():
                 task.cancel()

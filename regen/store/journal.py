@@ -127,6 +127,11 @@ class Journal:
         return totals.plus(self._known().totals, self._settled_totals)
 
     @property
+    def made(self) -> OrdinalSet:
+        """Rows that the run has made: those that the plan has settled are not among them. The caller's to change."""
+        return self._known().done.copy()
+
+    @property
     def done(self) -> OrdinalSet:
         """Everything committed, settled rows of the plan included: a new set, the caller's own."""
         return self._known().done | self._settled

@@ -27,7 +27,7 @@ from regen.store.keys import ABANDONED_AFTER_SECONDS, LEFTOVER, PROBE, check_key
 from regen.store.probe import ProbeFailure, probe_storage
 from regen.store.s3_client import NoUpload, S3Client, Taken
 from regen.store.s3_reader import ObjectReader
-from regen.store.s3_settings import S3Settings, credentials_remark
+from regen.store.s3_settings import CredentialLife, S3Settings, credentials_remark
 
 # What opening an object brings: enough for the footer of most of regen's files.
 TAIL_BYTES = 64 * 1024
@@ -117,6 +117,10 @@ class S3Storage:
     def probe(self) -> None:
         probe_storage(self, self._advice)
         self._probe_parts()
+
+    def credential_life(self) -> CredentialLife:
+        """See `storage.credential_life`."""
+        return self._client.credentials()
 
     def remarks(self, hours: float | None) -> tuple[str, ...]:
         """See `storage.remarks`."""

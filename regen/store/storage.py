@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from regen.errors import SpecError
@@ -13,7 +14,7 @@ from regen.store.local import LocalStorage
 from regen.store.near import NearStorage
 from regen.store.s3 import S3Storage
 from regen.store.s3_client import aws_config
-from regen.store.s3_settings import S3Settings, resolve
+from regen.store.s3_settings import CredentialLife, S3Settings, resolve
 
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 
@@ -52,6 +53,14 @@ def remarks(storage: Storage, hours: float | None) -> tuple[str, ...]:
     Raises StoreUnavailable when no credentials can be had.
     """
     return storage.remarks(hours) if isinstance(storage, S3Storage) else ()
+
+
+def credential_life(storage: Storage) -> Callable[[], CredentialLife] | None:
+    """How to ask how long this place's credentials last: in a thread, it may take a second. None: it needs none.
+
+    Asked, it raises StoreUnavailable when they cannot be had.
+    """
+    return storage.credential_life if isinstance(storage, S3Storage) else None
 
 
 def near(storage: Storage) -> Storage:

@@ -326,7 +326,7 @@ class CountedLengths:
         edges = edges_to(16_384)
         self._curves = {"a": CountingCurve(edges, [math.exp(-edge / 1000) for edge in edges])}
 
-    def saw(self, group: str, tokens: int, is_earlier: bool) -> None:
+    def saw(self, group: str, tokens: int, is_earlier: bool, rows: int = 1) -> None:
         pass
 
     def guesses(self, running: Sequence[Running], count: int) -> Iterator[Mapping[str, Curve]]:
