@@ -22,7 +22,7 @@ from regen.records import Status
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from regen.observe.facts import RunFacts
+    from regen.observe.terminal_facts import TerminalFacts
     from regen.records import CoordinatorStatus
     from regen.run.doctor import Report
     from regen.run.doctor_spec import SpecReport
@@ -337,7 +337,7 @@ def _watch(run: str, as_json: bool, interval: float) -> ExitCode:
     last: Look | None = None
     with display(_console(to_stderr=as_json), _LOG, hears_driver=False) as shown:
 
-        def show(facts: RunFacts, seen: Look | None) -> None:
+        def show(facts: TerminalFacts, seen: Look | None) -> None:
             nonlocal last
             last = seen
             if as_json:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from regen.observe.eta_text import duration
-from regen.observe.facts import RunFacts
+from regen.observe.terminal_facts import TerminalFacts
 from regen.records import EtaState, ReplicaState
 
 
@@ -35,11 +35,11 @@ class Changes:
 
     def __init__(self, hears_driver: bool) -> None:
         self._hears_driver = hears_driver
-        self._before: RunFacts | None = None
-        self._counted: RunFacts | None = None
+        self._before: TerminalFacts | None = None
+        self._counted: TerminalFacts | None = None
         self._told_decisions: set[str] = set()
 
-    def see(self, facts: RunFacts) -> tuple[Event, ...]:
+    def see(self, facts: TerminalFacts) -> tuple[Event, ...]:
         """What is new. The first look has phase, metrics and decisions only: the rest is how the run stands."""
         before, self._before = self._before, facts
         events = [*_phase(before, facts), *self._decided(facts)]
@@ -51,14 +51,14 @@ class Changes:
             self._counted = facts
         return tuple(events)
 
-    def _decided(self, facts: RunFacts) -> Iterator[Event]:
+    def _decided(self, facts: TerminalFacts) -> Iterator[Event]:
         for decision in facts.decisions:
             if decision not in self._told_decisions:
                 self._told_decisions.add(decision)
                 yield Event("decision", f"speculation: {decision}")
 
 
-def _phase(before: RunFacts | None, facts: RunFacts) -> Iterator[Event]:
+def _phase(before: TerminalFacts | None, facts: TerminalFacts) -> Iterator[Event]:
     if before is None or before.phase != facts.phase:
         yield Event("phase", f"phase: {facts.phase}")
     if facts.metrics_url is not None and (before is None or before.metrics_url != facts.metrics_url):
@@ -67,14 +67,14 @@ def _phase(before: RunFacts | None, facts: RunFacts) -> Iterator[Event]:
         yield Event("coordinator", "the coordinator was restarted, and reads the journal", Level.WARNING)
 
 
-def _store(before: RunFacts, facts: RunFacts) -> Iterator[Event]:
+def _store(before: TerminalFacts, facts: TerminalFacts) -> Iterator[Event]:
     if facts.store_error is not None and before.store_error is None:
         yield Event("store_away", f"waiting for the store: {facts.store_error}", Level.WARNING)
     elif before.store_error is not None and facts.store_error is None:
         yield Event("store_back", "the store answers again")
 
 
-def _moves(before: RunFacts, facts: RunFacts) -> Iterator[Event]:
+def _moves(before: TerminalFacts, facts: TerminalFacts) -> Iterator[Event]:
     """Whether tokens come, and whether the holder is heard."""
     was_stalled, is_stalled = _is_stalled(before), _is_stalled(facts)
     if is_stalled and not was_stalled:
@@ -87,11 +87,11 @@ def _moves(before: RunFacts, facts: RunFacts) -> Iterator[Event]:
         yield Event("heard", "the heartbeat is back")
 
 
-def _is_stalled(facts: RunFacts) -> bool:
+def _is_stalled(facts: TerminalFacts) -> bool:
     return facts.eta is not None and facts.eta.state is EtaState.STALLED
 
 
-def _counts(before: RunFacts, facts: RunFacts, hears_driver: bool) -> Iterator[Event]:
+def _counts(before: TerminalFacts, facts: TerminalFacts, hears_driver: bool) -> Iterator[Event]:
     """Counts that stand for trouble, when they have moved."""
     if facts.suspects > before.suspects:
         yield Event("suspects", f"rows suspected of killing engines: {facts.suspects:,}; they run apart", Level.WARNING)
@@ -103,7 +103,7 @@ def _counts(before: RunFacts, facts: RunFacts, hears_driver: bool) -> Iterator[E
         yield Event("dismissed", f"engine dismissed: {told}", Level.WARNING)
 
 
-def _engines(before: RunFacts, facts: RunFacts) -> Iterator[Event]:
+def _engines(before: TerminalFacts, facts: TerminalFacts) -> Iterator[Event]:
     """When engines work after a time without any."""
     worked, works = before.engines_in(ReplicaState.RUNNING), facts.engines_in(ReplicaState.RUNNING)
     if works and not worked:

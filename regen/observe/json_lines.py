@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from regen.errors import ExitCode, RegenError
 from regen.observe import terminal
 from regen.observe.changes import Event
-from regen.observe.facts import RunFacts
+from regen.observe.terminal_facts import TerminalFacts
 
 SCHEMA = 1
 # As a shell has it for a process that Ctrl-C ended.
@@ -37,7 +37,7 @@ class JsonLines:
         self.session = ""
         self._has_ended = False
 
-    def status(self, facts: RunFacts) -> None:
+    def status(self, facts: TerminalFacts) -> None:
         self._write("status", terminal.to_json(facts))
 
     def event(self, event: Event) -> None:

@@ -1,6 +1,6 @@
 """What a person sees while a run lives: a block that is redrawn in place on a terminal, plain lines elsewhere.
 
-Nothing is decided here: facts.py says what is known, terminal.py how it reads, changes.py what is worth a line.
+Nothing is decided here: terminal_facts.py says what is known, terminal.py how it reads, changes.py what is news.
 The cursor is never hidden, so that a terminal is whole whatever ends this process, kill -9 included.
 """
 
@@ -19,10 +19,10 @@ from rich.live import Live
 from rich.text import Text
 
 from regen.observe.changes import Changes, Event, Level, PlainPace, Ration
-from regen.observe.facts import RunFacts
 from regen.observe.json_lines import JsonLines
 from regen.observe.log import Log, LogFormat
 from regen.observe.terminal import Tone, block, plain_line
+from regen.observe.terminal_facts import TerminalFacts
 
 _STYLES = {Tone.PLAIN: "", Tone.QUIET: "dim", Tone.GOOD: "green", Tone.WARN: "yellow", Tone.BAD: "red"}
 _LEVEL_STYLES = {Level.INFO: "", Level.WARNING: "yellow", Level.ERROR: "red"}
@@ -43,7 +43,7 @@ class TirelessConsole(Console):
 class View(Protocol):
     """One way to show a run."""
 
-    def facts(self, facts: RunFacts) -> None: ...
+    def facts(self, facts: TerminalFacts) -> None: ...
 
     def event(self, event: Event) -> None: ...
 
@@ -64,7 +64,7 @@ class Display(AbstractContextManager["Display"]):
         for view in self._views:
             view.close()
 
-    def __call__(self, facts: RunFacts) -> None:
+    def __call__(self, facts: TerminalFacts) -> None:
         for event in self._changes.see(facts):
             self._event(event)
         for view in self._views:
@@ -88,7 +88,7 @@ class BlockView:
         self._block = _Block()
         self._live: Live | None = None
 
-    def facts(self, facts: RunFacts) -> None:
+    def facts(self, facts: TerminalFacts) -> None:
         if self._live is not None and self._console.width < self._block.drawn_width:
             # The terminal has folded what is drawn: nobody knows how many lines it is by now. It stays, above.
             self._live.transient = False
@@ -114,7 +114,7 @@ class _Block:
     """The block as rich draws it, at whatever width the terminal has by now."""
 
     def __init__(self) -> None:
-        self.facts: RunFacts | None = None
+        self.facts: TerminalFacts | None = None
         self.drawn_width = 0
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -138,7 +138,7 @@ class LineView:
         self._pace = PlainPace()
         self._phase = ""
 
-    def facts(self, facts: RunFacts) -> None:
+    def facts(self, facts: TerminalFacts) -> None:
         has_changed = facts.phase != self._phase
         if self._pace.is_due(self._now()) or has_changed:
             self._phase = facts.phase
@@ -161,9 +161,9 @@ class JsonView:
         self._now = now
         self._written_at = float("-inf")
         self._phase = ""
-        self._latest: RunFacts | None = None
+        self._latest: TerminalFacts | None = None
 
-    def facts(self, facts: RunFacts) -> None:
+    def facts(self, facts: TerminalFacts) -> None:
         self._latest = facts
         if self._now() - self._written_at >= self._every_seconds or facts.phase != self._phase:
             self._write(facts)
@@ -175,7 +175,7 @@ class JsonView:
         if self._latest is not None:
             self._write(self._latest)
 
-    def _write(self, facts: RunFacts) -> None:
+    def _write(self, facts: TerminalFacts) -> None:
         self._written_at, self._phase, self._latest = self._now(), facts.phase, None
         self._lines.status(facts)
 

@@ -1,4 +1,4 @@
-"""A run as lines for a terminal, as one plain line, and as an object for machines: three views of `RunFacts`. Pure.
+"""A run as lines for a terminal, as one plain line, as an object for machines: three views of `TerminalFacts`. Pure.
 
 Guarantees: no line of the block is wider than it may be, nothing in it moves a cursor whatever names and errors hold,
 and what is not known takes no room. Colour is a tone here; live.py knows what it looks like.
@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from regen.observe.eta_text import duration, eta_text
-from regen.observe.facts import RunFacts
+from regen.observe.terminal_facts import TerminalFacts
 from regen.records import EtaState, Phase, ReplicaState, Status
 
 MOST_LINES = 12
@@ -52,7 +52,7 @@ _ENGINE_STATES = (
 )
 
 
-def block(facts: RunFacts, width: int, is_ascii: bool = False) -> tuple[Line, ...]:
+def block(facts: TerminalFacts, width: int, is_ascii: bool = False) -> tuple[Line, ...]:
     """At most `MOST_LINES` lines of at most `width` columns (never fewer than 20, never more than `WIDEST`)."""
     width = max(_LEAST_WIDTH, min(width, WIDEST))
     lines: list[Line] = [_title(facts, width, is_ascii)]
@@ -63,7 +63,7 @@ def block(facts: RunFacts, width: int, is_ascii: bool = False) -> tuple[Line, ..
     return tuple(lines[:MOST_LINES])
 
 
-def plain_line(facts: RunFacts) -> str:
+def plain_line(facts: TerminalFacts) -> str:
     """One line without colour, of whatever length: for logs."""
     parts = [f"{facts.phase}: {_rows_done(facts)}"] if facts.planned is not None else [facts.phase]
     for label, told in _rows(facts):
@@ -74,7 +74,7 @@ def plain_line(facts: RunFacts) -> str:
     return one_line(" | ".join(parts))
 
 
-def to_json(facts: RunFacts) -> dict[str, Any]:
+def to_json(facts: TerminalFacts) -> dict[str, Any]:
     """Plain data: every field of docs/terminal.md, null where it is not known."""
     eta = facts.eta
     return {
@@ -134,7 +134,7 @@ def size(count: int) -> str:
 # --- the rows of the block ---------------------------------------------------------------------------
 
 
-def _rows(facts: RunFacts) -> Iterable[tuple[str, list[Part]]]:
+def _rows(facts: TerminalFacts) -> Iterable[tuple[str, list[Part]]]:
     """(label, parts), without those that have nothing to say."""
     rows = (
         ("", _notes(facts)),
@@ -149,14 +149,14 @@ def _rows(facts: RunFacts) -> Iterable[tuple[str, list[Part]]]:
     return ((label, parts) for label, parts in rows if parts)
 
 
-def _notes(facts: RunFacts) -> list[Part]:
+def _notes(facts: TerminalFacts) -> list[Part]:
     notes = [Part(facts.note, Tone.WARN)] if facts.note else []
     if facts.heartbeat_age_seconds is not None:
         notes.append(Part(f"no heartbeat for {duration(facts.heartbeat_age_seconds)}", Tone.BAD))
     return notes
 
 
-def _time(facts: RunFacts) -> list[Part]:
+def _time(facts: TerminalFacts) -> list[Part]:
     if facts.eta is None or facts.eta.state is EtaState.FINISHED:
         parts = []
     else:
@@ -166,7 +166,7 @@ def _time(facts: RunFacts) -> list[Part]:
     return parts
 
 
-def _speed(facts: RunFacts) -> list[Part]:
+def _speed(facts: TerminalFacts) -> list[Part]:
     parts = [] if facts.tokens_per_second is None else [Part(f"{facts.tokens_per_second:,.0f} tok/s")]
     if facts.accept_length is not None:
         parts.append(Part(f"accept length {facts.accept_length:.2f}"))
@@ -178,13 +178,13 @@ def _speed(facts: RunFacts) -> list[Part]:
     return parts
 
 
-def _outcomes(facts: RunFacts) -> list[Part]:
+def _outcomes(facts: TerminalFacts) -> list[Part]:
     tones = {Status.OK: Tone.GOOD, Status.FAILED: Tone.BAD, Status.REJECTED: Tone.WARN, Status.DEGENERATE: Tone.WARN}
     shown = ((status, facts.outcomes.get(status, 0)) for status in Status)
     return [Part(f"{status.value} {count:,}", tones.get(status, Tone.PLAIN)) for status, count in shown if count]
 
 
-def _engines(facts: RunFacts) -> list[Part]:
+def _engines(facts: TerminalFacts) -> list[Part]:
     if facts.phase in _ENDED:
         return []
     counted = ((name, tone, facts.engines_in(state)) for state, name, tone in _ENGINE_STATES)
@@ -196,7 +196,7 @@ def _engines(facts: RunFacts) -> list[Part]:
     return parts
 
 
-def _in_work(facts: RunFacts) -> list[Part]:
+def _in_work(facts: TerminalFacts) -> list[Part]:
     told = (
         ("in flight", facts.in_flight, Tone.PLAIN),
         ("queued", facts.queued, Tone.PLAIN),
@@ -206,7 +206,7 @@ def _in_work(facts: RunFacts) -> list[Part]:
     return [Part(f"{count:,} {name}", tone) for name, count, tone in told if count]
 
 
-def _trouble(facts: RunFacts) -> list[Part]:
+def _trouble(facts: TerminalFacts) -> list[Part]:
     told = (
         (_plural(facts.retries, "failed attempt"), facts.retries),
         (_plural(facts.restarts, "engine restart"), facts.restarts),
@@ -217,7 +217,7 @@ def _trouble(facts: RunFacts) -> list[Part]:
     return [Part(text, Tone.WARN) for text, count in told if count]
 
 
-def _store(facts: RunFacts) -> list[Part]:
+def _store(facts: TerminalFacts) -> list[Part]:
     parts = []
     if facts.store_error is not None:
         parts.append(Part(f"waiting for the store: {facts.store_error}", Tone.BAD))
@@ -235,14 +235,14 @@ def _plural(count: int, name: str) -> str:
     return f"{count:,} {name}" + ("" if count == 1 else "s")
 
 
-def _rows_done(facts: RunFacts) -> str:
+def _rows_done(facts: TerminalFacts) -> str:
     return f"{facts.done:,} of {facts.planned or 0:,} rows"
 
 
 # --- how lines are laid out ----------------------------------------------------------------------------
 
 
-def _title(facts: RunFacts, width: int, is_ascii: bool) -> Line:
+def _title(facts: TerminalFacts, width: int, is_ascii: bool) -> Line:
     tone = {Phase.RUNNING: Tone.GOOD, Phase.FINISHED: Tone.GOOD, Phase.FAILED: Tone.BAD}.get(
         Phase(facts.phase) if facts.phase in set(Phase) else Phase.ADOPTING, Tone.WARN
     )
@@ -251,7 +251,7 @@ def _title(facts: RunFacts, width: int, is_ascii: bool) -> Line:
     return (Part(name), Part("  "), Part(cropped(state, width - columns(name) - 2, is_ascii), tone))
 
 
-def _bar(facts: RunFacts, width: int, is_ascii: bool) -> Line:
+def _bar(facts: TerminalFacts, width: int, is_ascii: bool) -> Line:
     share = max(0.0, min(1.0, facts.share or 0.0))
     # Rounded down: 100 % is said when every row is there.
     told = f" {int(share * 1000) / 10:.1f} %  {_rows_done(facts)}"

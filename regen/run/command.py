@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from regen.errors import ExitCode, RegenError
-from regen.observe.facts import facts_of
 from regen.observe.live import Display
 from regen.observe.log import Log
+from regen.observe.terminal_facts import facts_of
 from regen.records import CoordinatorStatus, Status
 from regen.run import session
 from regen.run.driver import Cluster

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from regen.errors import ExitCode, StoreUnavailable
-from regen.observe.facts import RunFacts
+from regen.observe.terminal_facts import TerminalFacts
 from regen.protocols import Storage
 from regen.records import Phase, Status
 from regen.run.look import KnownPlan, Look, look
@@ -49,7 +49,7 @@ class Heartbeat:
 def watch(
     storage: Storage,
     interval_seconds: float,
-    show: Callable[[RunFacts, Look | None], None],
+    show: Callable[[TerminalFacts, Look | None], None],
     wait: Callable[[float], None] = time.sleep,
     now: Callable[[], float] = time.monotonic,
 ) -> tuple[ExitCode, float]:
@@ -76,9 +76,9 @@ def watch(
         wait(interval_seconds)
 
 
-def waiting(url: str) -> RunFacts:
+def waiting(url: str) -> TerminalFacts:
     """What is shown before there is a run."""
-    return RunFacts(name=url, phase="waiting", planned=None, left=0, note=NO_RUN)
+    return TerminalFacts(name=url, phase="waiting", planned=None, left=0, note=NO_RUN)
 
 
 def no_run_json(url: str) -> dict[str, Any]:
@@ -86,12 +86,12 @@ def no_run_json(url: str) -> dict[str, Any]:
     return {"name": None, "url": url, "planned": None, "done": 0, "is_finished": False, "note": NO_RUN}
 
 
-def facts_of_look(seen: Look, silent_seconds: float = 0.0) -> RunFacts:
+def facts_of_look(seen: Look, silent_seconds: float = 0.0) -> TerminalFacts:
     """What the store shows of the run. What its coordinator alone knows is as old as the last heartbeat.
 
     None of that is shown once the heartbeat is silent.
     """
-    facts = RunFacts(
+    facts = TerminalFacts(
         name=seen.name,
         phase=_phase(seen),
         session=seen.holder.session if seen.holder else "",
@@ -113,7 +113,7 @@ def facts_of_look(seen: Look, silent_seconds: float = 0.0) -> RunFacts:
     return facts if seen.holder.progress is None else _with_progress(facts, seen.holder.progress)
 
 
-def _with_progress(facts: RunFacts, progress: HolderProgress) -> RunFacts:
+def _with_progress(facts: TerminalFacts, progress: HolderProgress) -> TerminalFacts:
     return replace(
         facts,
         phase=progress.phase.value,

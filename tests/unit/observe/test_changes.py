@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 from regen.observe.changes import Changes, Event, Level, PlainPace, Ration
-from regen.observe.facts import EngineFacts, RunFacts
+from regen.observe.terminal_facts import EngineFacts, TerminalFacts
 from regen.records import Eta, EtaState, ReplicaState, SlotTally, Tally
-from tests.facts import FULL, UNKNOWN, facts
+from tests.terminal_facts import FULL, UNKNOWN, facts
 
 
-def kinds(*looks: RunFacts, hears_driver: bool = False) -> list[str]:
+def kinds(*looks: TerminalFacts, hears_driver: bool = False) -> list[str]:
     """Of all events after the first look."""
     changes = Changes(hears_driver)
     changes.see(looks[0])
@@ -56,7 +56,7 @@ def test_a_restart_is_said_by_who_does_not_hear_the_driver() -> None:
 
 def test_a_restarted_coordinator_is_said_and_its_counts_from_zero_are_no_news() -> None:
     before = facts(coordinator="a", suspects=2, dismissed=("x",), tally=Tally({0: SlotTally(restarts=5)}))
-    replaying = RunFacts(name="my-run", phase="replaying", planned=None, left=0, coordinator="b")
+    replaying = TerminalFacts(name="my-run", phase="replaying", planned=None, left=0, coordinator="b")
     after = facts(coordinator="b", suspects=2, dismissed=(), tally=Tally({0: SlotTally(restarts=5)}))
     assert kinds(before, replaying, after) == ["phase", "coordinator", "phase", "engines"]
 

@@ -14,7 +14,7 @@ from regen.errors import RunHeld
 from regen.observe.changes import Event, Level
 from regen.observe.json_lines import JsonLines, for_machines
 from regen.observe.log import Log, LogFormat, without_secrets
-from tests.facts import FULL
+from tests.terminal_facts import FULL
 
 SECRETS = {"AWS_SECRET_ACCESS_KEY": "s3cr3t-s3cr3t", "HF_TOKEN": "hf_abcdefgh", "SHORT_KEY": "abc", "PATH": "/usr/bin"}
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from regen.observe.terminal import MOST_LINES, Line, Tone, block, columns, cropped, plain_line, size, to_json
 from regen.records import Eta, EtaState, ReplicaState, Status
-from tests.facts import FULL, UNKNOWN, facts
+from tests.terminal_facts import FULL, UNKNOWN, facts
 
 
 def drawn(lines: tuple[Line, ...]) -> list[str]:

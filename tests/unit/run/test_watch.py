@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from regen.errors import ExitCode, StoreUnavailable
-from regen.observe.facts import RunFacts
+from regen.observe.terminal_facts import TerminalFacts
 from regen.protocols import Storage
 from regen.records import Eta, EtaState, Phase, Status, Totals
 from regen.run.look import Look
@@ -28,7 +28,7 @@ class Clock:
 
     def __init__(self, *deeds: Callable[[], object]) -> None:
         self.now = 0.0
-        self.shown: list[RunFacts] = []
+        self.shown: list[TerminalFacts] = []
         self._deeds = list(deeds)
 
     def wait(self, seconds: float) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from regen.observe.facts import EngineFacts, RunFacts
+from regen.observe.terminal_facts import EngineFacts, TerminalFacts
 from regen.records import Eta, EtaState, ReplicaState, RetryReason, SlotTally, Status, Tally
 
-FULL = RunFacts(
+FULL = TerminalFacts(
     name="my-run",
     session="5e55",
     phase="running",
@@ -37,9 +37,9 @@ FULL = RunFacts(
     cost_so_far=12.3,
     currency="EUR",
 )
-UNKNOWN = RunFacts(name="my-run", phase="replaying", planned=None, left=0)
+UNKNOWN = TerminalFacts(name="my-run", phase="replaying", planned=None, left=0)
 
 
-def facts(**changes: Any) -> RunFacts:
+def facts(**changes: Any) -> TerminalFacts:
     """The full ones with changes."""
     return replace(FULL, **changes)

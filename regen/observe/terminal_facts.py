@@ -34,6 +34,19 @@ _WORST_FIRST = (
 
 
 @dataclass(frozen=True, slots=True)
+class Price:
+    """Of one GPU and one hour that an engine holds it; `gpus` are those of one replica."""
+
+    per_gpu_hour: float
+    currency: str
+    gpus: float
+
+    def so_far(self, tally: Tally) -> float:
+        """What the engines have cost since the run began."""
+        return sum(slot.engine_seconds for slot in tally.slots.values()) * self.gpus / 3600 * self.per_gpu_hour
+
+
+@dataclass(frozen=True, slots=True)
 class EngineFacts:
     """One replica slot."""
 
@@ -44,7 +57,7 @@ class EngineFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class RunFacts:
+class TerminalFacts:
     """Rows are counts of the plan; `uncommitted_rows` are finished and not published yet.
 
     `phase` is a `Phase`, or what the store says of the last session. `left` rows are still to be made, for the first
@@ -112,10 +125,10 @@ class RunFacts:
         return sum(engine.state in states for engine in self.engines)
 
 
-def facts_of(status: CoordinatorStatus, name: str, session: str = "") -> RunFacts:
+def facts_of(status: CoordinatorStatus, name: str, session: str = "", price: Price | None = None) -> TerminalFacts:
     """What the coordinator's status shows. While it replays, nothing is known of the plan."""
     is_replaying = status.phase is Phase.REPLAYING and not status.planned
-    return RunFacts(
+    return TerminalFacts(
         name=name,
         session=session,
         phase=status.phase.value,
@@ -143,6 +156,8 @@ def facts_of(status: CoordinatorStatus, name: str, session: str = "") -> RunFact
         commits=status.commits,
         last_commit_age_seconds=status.last_commit_age_seconds if status.commits else None,
         store_error=status.store_error,
+        cost_so_far=None if price is None else price.so_far(status.tally),
+        currency="" if price is None else price.currency,
         decisions=status.speculation.decisions,
         dismissed=status.dismissed,
         metrics_url=status.metrics_url,
