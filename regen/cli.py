@@ -16,7 +16,7 @@ import typer
 
 from regen import __version__
 from regen.errors import ExitCode, RegenError
-from regen.observe.log import FORMAT_VARIABLE, Log, LogFormat
+from regen.observe.log import FORMAT_VARIABLE, Log, LogFormat, accept_any_text
 from regen.records import Status
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ LogsOfAll = Annotated[
 
 def main() -> None:
     """The console script. Never returns."""
+    accept_any_text()
     try:
         app()
     except RegenError as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from regen.observe.json_lines import for_machines
 from regen.observe.live import TirelessConsole, display
-from regen.observe.log import Log
+from regen.observe.log import Log, accept_any_text
 from regen.run.command import conduct, ending, settle
 from regen.run.local import LocalCluster
 from regen.run.start import StartOptions, begin
@@ -20,6 +20,7 @@ DRAIN_SECONDS = 60.0
 
 
 def main(folder: Path, as_json: bool) -> int:
+    accept_any_text()
     log = Log()
     with for_machines(as_json) as lines:
         begun = begin(load_spec(folder / "spec.yaml"), StartOptions(processes=1), log)

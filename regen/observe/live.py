@@ -10,12 +10,13 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Protocol
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
+from rich.live_render import LiveRender
 from rich.text import Text
 
 from regen.observe.changes import Changes, Event, Level, PlainPace, Ration
@@ -86,18 +87,16 @@ class BlockView:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._block = _Block()
-        self._live: Live | None = None
+        self._live = _Redrawn(self._block, console=console, auto_refresh=False, transient=True)
 
     def facts(self, facts: TerminalFacts) -> None:
-        if self._live is not None and self._console.width < self._block.drawn_width:
-            # The terminal has folded what is drawn: nobody knows how many lines it is by now. It stays, above.
-            self._live.transient = False
-            self.close()
         self._block.facts = facts
-        if self._live is None:
-            self._live = Live(self._block, console=self._console, auto_refresh=False, transient=True)
+        if self._console.width < self._block.drawn_width:
+            self._block.drawn_width = 0
+            self._live.begin_below()
+        else:
             self._live.start()
-        self._live.refresh()
+            self._live.refresh()
 
     def event(self, event: Event) -> None:
         if event.kind != "phase":  # the block shows it
@@ -105,9 +104,16 @@ class BlockView:
             self._console.print(event.text, style=style, highlight=False, soft_wrap=True, markup=False)
 
     def close(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live, self._block.drawn_width = None, 0
+        self._live.stop()
+
+
+class _Redrawn(Live):
+    """rich's, which writes each drawing over the one before."""
+
+    def begin_below(self) -> None:
+        """Leave what is drawn where it is: a narrower terminal has folded it, to nobody knows how many lines."""
+        self._live_render = LiveRender(self.get_renderable(), vertical_overflow=self.vertical_overflow)
+        self.console.print()  # the block comes with it
 
 
 class _Block:
@@ -192,10 +198,3 @@ def _people(console: Console, log: Log) -> Iterator[View]:
         yield BlockView(console)
     else:
         yield LineView(lambda event: console.print(event.text, highlight=False, soft_wrap=True, markup=False))
-
-
-def printable_streams() -> None:
-    """A locale without UTF-8 shows a `?` for what it has no sign for; else printing would raise."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, OSError):
-            stream.reconfigure(errors="replace")  # type: ignore[union-attr]

@@ -6,6 +6,7 @@ secrets are never in a line. Python's own loggers (Ray's, boto's) follow the for
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -96,6 +97,13 @@ class _JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return self._log.json_of(record)
+
+
+def accept_any_text() -> None:
+    """In a locale without UTF-8 a `?` stands for what it has no sign for; else printing it would raise."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def without_secrets(text: str, environment: Mapping[str, str]) -> str:

@@ -14,7 +14,7 @@ import pytest
 
 from regen.spec import dump_spec
 from tests.processes import REGEN, environment, regen, started
-from tests.runs import make_spec
+from tests.runs import begin_run, make_spec
 from tests.terminals import CTRL_C, Terminal, terminal
 
 RUN = (sys.executable, "-m", "tests.terminal_run")
@@ -46,17 +46,16 @@ def test_ctrl_c_drains_and_says_what_a_second_one_does(tmp_path: Path) -> None:
     assert seen["holder"]["state"] == "drained"
 
 
-@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
-def test_asked_a_second_time_it_stops_at_once(tmp_path: Path, second: signal.Signals) -> None:
+def test_asked_a_second_time_it_stops_at_once(tmp_path: Path) -> None:
     """Rows of some minutes: a drain would wait for them."""
     folder = written(tmp_path, 50, answer_tokens=90, step_seconds=3.0)
     with terminal([*RUN, str(folder)], cwd=tmp_path) as screen:
         screen.wait_for("8 of 8 slots busy")
-        screen.press(CTRL_C)
+        screen.process.send_signal(signal.SIGTERM)
         screen.wait_for("stops at once")
         time.sleep(1.1)  # within a second it would be the same signal: the next test
         asked_at = time.monotonic()
-        screen.process.send_signal(second)
+        screen.press(CTRL_C)
         screen.wait_for("stopping now: finished rows are published")
         assert screen.wait() == 9
         assert time.monotonic() - asked_at < 30
@@ -90,12 +89,6 @@ def test_the_terminal_is_whole_after_a_kill_9_and_the_block_fits_what_it_is_resi
         assert is_whole(screen)
 
 
-def test_a_finished_run_leaves_its_totals_and_no_block(tmp_path: Path) -> None:
-    with terminal([*RUN, str(written(tmp_path, 20, step_seconds=0.0))], cwd=tmp_path) as screen:
-        assert screen.wait() == 0
-    assert screen.raw.endswith(b"\x1b[2K") or b"\x1b[2K" in screen.raw[-200:]
-
-
 def test_machines_get_objects_alone_and_the_exit_code_in_the_last(tmp_path: Path) -> None:
     done = subprocess.run(
         [*RUN, str(written(tmp_path, 200)), "--json"], cwd=tmp_path, env=environment(), capture_output=True, text=True
@@ -112,19 +105,15 @@ def test_machines_get_objects_alone_and_the_exit_code_in_the_last(tmp_path: Path
     assert "running: 0 of 200 rows" in done.stderr
 
 
-def test_an_error_is_the_last_object_too(tmp_path: Path) -> None:
-    (tmp_path / "spec.yaml").write_text("name: x\n", encoding="utf-8")
-    done = regen("run", "spec.yaml", "--json", cwd=tmp_path)
-    (end,) = map(json.loads, done.stdout.splitlines())
+@pytest.mark.parametrize(("arguments", "more"), [(["--log-format", "json"], {}), ([], {"REGEN_LOG_FORMAT": "json"})])
+def test_an_error_is_an_object_for_machines_and_for_logs(
+    tmp_path: Path, arguments: list[str], more: dict[str, str]
+) -> None:
+    done = regen("run", "nothing.yaml", "--json", *arguments, cwd=tmp_path, more=more)
+    end, told = json.loads(done.stdout), json.loads(done.stderr)
     assert (end["kind"], end["outcome"], end["exit_code"]) == ("end", "failed", 2)
-    assert end["error"] in done.stderr
-
-
-def test_with_json_logs_an_error_is_an_object_on_stderr(tmp_path: Path) -> None:
-    for arguments, more in ((["--log-format", "json"], {}), ([], {"REGEN_LOG_FORMAT": "json"})):
-        done = regen("run", "nothing.yaml", *arguments, cwd=tmp_path, more=more)
-        told = json.loads(done.stderr)
-        assert (told["level"], told["event"], told["exit_code"]) == ("error", "error", done.returncode)
+    assert (told["level"], told["event"], told["exit_code"]) == ("error", "error", 2)
+    assert told["text"] == end["error"]
 
 
 def test_watching_ends_with_the_run_and_its_code(tmp_path: Path) -> None:
@@ -150,9 +139,8 @@ def test_ctrl_c_leaves_a_watch_and_not_the_run(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_goes_away_gets_no_trace(tmp_path: Path) -> None:
-    regen_run = subprocess.run([*RUN, str(written(tmp_path, 20, step_seconds=0.0))], cwd=tmp_path, env=environment())
-    assert regen_run.returncode == 0
-    for arguments in (["status", "run"], ["status", "run", "--json"], ["status", "run", "--watch"]):
+    begin_run(make_spec(tmp_path, rows=5))
+    for arguments in (["status", "run"], ["status", "run", "--json"]):
         read, write = os.pipe()
         os.close(read)
         done = subprocess.run(
@@ -160,19 +148,3 @@ def test_a_reader_that_goes_away_gets_no_trace(tmp_path: Path) -> None:
         )
         os.close(write)
         assert done.stderr == ""
-
-
-@pytest.mark.parametrize(
-    ("more", "absent"),
-    [
-        ({"NO_COLOR": "1"}, b"\x1b[3"),  # what sets a colour
-        ({"TERM": "dumb"}, b"\x1b["),
-        ({"PYTHONIOENCODING": "ascii"}, "█".encode()),
-        ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, "█".encode()),
-    ],
-)
-def test_lesser_terminals_get_less(tmp_path: Path, more: dict[str, str], absent: bytes) -> None:
-    with terminal([*RUN, str(written(tmp_path, 20))], cwd=tmp_path, more=more) as screen:
-        screen.wait_for("slots busy")
-        assert screen.wait() == 0
-    assert absent not in screen.raw
