@@ -47,6 +47,7 @@ from regen.run import coordinator as coordinators
 from regen.run import failed_rows
 from regen.run import worker as workers
 from regen.run.coordinator import Coordinator
+from regen.run.open_run import ADOPTION_SECONDS
 from regen.run.schedule import SILENT_SECONDS, Orders, Report, Schedule
 from regen.run.setup import Assignment, RunSetup, WorkerSetup
 from regen.run.worker import Worker
@@ -734,7 +735,7 @@ class World:
         now, process = self.loop.time(), session.process
         for worker in session.workers.values():
             heard = process.heard.get(worker.id)
-            limit = coordinators.ADOPTION_SECONDS if heard is None else SILENT_SECONDS
+            limit = ADOPTION_SECONDS if heard is None else SILENT_SECONDS
             since = now - (process.opened_at if heard is None else heard)
             if since < limit - TICK_SECONDS:
                 worker.is_silent_for = None

@@ -72,7 +72,7 @@ class Estimator:
 
     @property
     def has_rate(self) -> bool:
-        """Tokens have come: there may be an estimate."""
+        """Tokens have come for a while: there may be an estimate."""
         return self._speed.is_known
 
     def is_stalled(self, now: float) -> bool:

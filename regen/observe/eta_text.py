@@ -24,8 +24,8 @@ def _left(eta: Eta) -> str:
 
 def duration(seconds: float) -> str:
     """`95` -> `1m35s`; `7300` -> `2h02m`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
+    if seconds >= 3599.5:
+        hours, minutes = divmod(round(seconds / 60), 60)
         return f"{hours}h{minutes:02d}m"
+    minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

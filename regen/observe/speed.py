@@ -15,6 +15,8 @@ _LEVEL_SECONDS = 600.0
 _COST_SECONDS = 7200.0
 # What a batch costs is read from times of this length.
 _PART_SECONDS = 20.0
+# Before so much time with tokens, nothing is said.
+_FEWEST_SECONDS = 15.0
 # `c` before anything was seen of it, its spread, and how far the busy share must have moved to know better.
 _COST, _COST_SPREAD, _MOVED = 0.2, 0.5, 0.05
 _MOST_COST = 4.0
@@ -131,8 +133,8 @@ class Speed:
 
     @property
     def is_known(self) -> bool:
-        """Tokens have come."""
-        return self._level.tokens > 0
+        """Tokens have come for long enough: told of in steps, those of a few seconds say little."""
+        return self._level.seconds >= _FEWEST_SECONDS
 
     def is_stalled(self, now: float) -> bool:
         """Nothing has come for longer than large steps would explain. Before the first token, only work in vain counts:

@@ -16,9 +16,8 @@ import os
 import time
 import traceback
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import cast
@@ -29,7 +28,7 @@ from regen import rows
 from regen.data.plan import open_plan
 from regen.errors import Fenced, RegenError, RunHeld, StoreError, StoreUnavailable, UserError
 from regen.observe.metrics import Endpoint, Snapshot
-from regen.protocols import Plan, Storage
+from regen.protocols import Storage
 from regen.records import (
     Command,
     CoordinatorStatus,
@@ -56,16 +55,15 @@ from regen.run.garbage_duty import Dismissal, GarbageDuty
 from regen.run.heartbeat import Heartbeat
 from regen.run.held import refuse_newcomer
 from regen.run.limits import too_many_failed
+from regen.run.open_run import OpenRun, opened_schedule
 from regen.run.patience import Patience
 from regen.run.progress_duty import ProgressDuty
 from regen.run.publisher import Publisher, ordinals
-from regen.run.restarts import PROVEN_FILLS
-from regen.run.schedule import Exhausted, Grant, Report, Schedule
-from regen.run.setup import Assignment, Purpose, RunSetup
+from regen.run.schedule import Exhausted, Grant, Report
+from regen.run.setup import Assignment, RunSetup
 from regen.run.speculation import SpeculationControl
-from regen.run.suspects import Suspects
 from regen.run.tally import RunningTally, restarted, sequences
-from regen.store.control import Claim, Record, Released, ReleaseReason, RowAttempts, SuspectRows
+from regen.store.control import Claim, Record, Released, ReleaseReason, RowAttempts
 from regen.store.holder import HolderProgress, HolderState, heartbeat
 from regen.store.journal import Journal
 from regen.store.machine import machine_identity, process_exists, utc_now
@@ -73,64 +71,14 @@ from regen.store.pilot_files import steps_key, steps_to_bytes
 from regen.store.reopened import Reopened
 from regen.store.replay import Replayed
 from regen.store.storage import near, open_storage
-from regen.store.tally import newest_tally, tally_of
 
 TICK_SECONDS = 0.2
-# After a restart, so long is waited for replicas to say what they hold. One that starts an engine answers every second.
-ADOPTION_SECONDS = 15.0
 # When too many rows fail, what runs gets so long to end.
 BREAKER_DRAIN_SECONDS = 60.0
 # When speculation is what ends the run.
 SPECULATION_DRAIN_SECONDS = 60.0
 _FEWEST_WARMUP_ROWS = 8
 _ENDED = (Phase.FINISHED, Phase.DRAINED, Phase.FAILED)
-
-
-@dataclass(slots=True)
-class _OpenRun:
-    """What there is once the journal is replayed and the run claimed. `totals_at_start`: before this session."""
-
-    plan: Plan
-    planned_by_source: Mapping[str, int]
-    journal: Journal
-    schedule: Schedule
-    publisher: Publisher
-    speculation: SpeculationControl
-    totals_at_start: Totals
-    is_restart: bool
-    garbage: GarbageDuty
-    tally: RunningTally
-    progress: ProgressDuty
-    heartbeat: Heartbeat
-    credentials: CredentialWatch
-    warmup: tuple[PlannedRow, ...] | None = None
-    _totals: tuple[int, Totals] | None = None
-    _published_tally: tuple[int, Tally] | None = None
-
-    @property
-    def reopened(self) -> Reopened:
-        return self.publisher.reopened
-
-    @property
-    def reopened_left(self) -> int:
-        """Rows that have a result and are wanted once more: what is left beyond those that have none."""
-        beyond = self.schedule.plan_left - (self.plan.count - self.totals.done)
-        return min(max(0, beyond), len(self.reopened.pending))
-
-    @property
-    def totals(self) -> Totals:
-        """Of everything committed; added up only when something was published since."""
-        if self._totals is None or self._totals[0] != self.journal.next_number:
-            self._totals = (self.journal.next_number, self.journal.totals)
-        return self._totals[1]
-
-    @property
-    def published_tally(self) -> Tally:
-        """What the journal has: a coordinator that takes over shows nothing less."""
-        number = self.journal.next_number
-        if self._published_tally is None or self._published_tally[0] != number:
-            self._published_tally = (number, tally_of(newest_tally(self.journal.records)))
-        return self._published_tally[1]
 
 
 class Coordinator:
@@ -144,7 +92,7 @@ class Coordinator:
         self._error: RegenError | None = None
         self._patience = Patience()
         self._storage: Storage | None = None
-        self._run: _OpenRun | None = None
+        self._run: OpenRun | None = None
         self._work: asyncio.Task[None] | None = None
         self._opened_at = time.monotonic()
         self._fleet = Fleet(setup.spec.engine.replicas, setup.spec.engine.slots)
@@ -277,7 +225,7 @@ class Coordinator:
         await self._leave_holder()
         self._close_endpoint()
 
-    async def _open(self) -> _OpenRun:
+    async def _open(self) -> OpenRun:
         """Replay, then claim: nothing is leased before. Waits for a store that is away."""
         storage = self._storage = open_storage(self._setup.run_url, self._spec.store)
         self._heartbeat = Heartbeat(self._setup, storage, self._holder_progress)
@@ -294,9 +242,11 @@ class Coordinator:
             await self._patience(lambda: journal.claim(self._claim()))
         await self._patience(storage.sweep)
         reopened = await asyncio.to_thread(journal.reopened)
-        schedule = self._schedule(journal, reopened, is_restart)
+        schedule = opened_schedule(self._setup, journal, reopened, is_restart)
         session, checkpoint = self._setup.session, self._spec.checkpoint
-        tally = self._tally_so_far(journal)
+        tally = RunningTally(session, journal.records)
+        for worker, is_stall in self._gone_early:
+            tally.gone(worker, is_stall)
         publisher = Publisher(journal, schedule, checkpoint, self._patience, session, reopened, tally)
         if unwritten := self._unwritten(replayed):
             await publisher.write(unwritten)
@@ -304,7 +254,7 @@ class Coordinator:
         engine = self._spec.engine
         garbage = GarbageDuty(engine.slots, plan.count, replayed.records, engine.replicas)
         by_source = {source.name: source.rows for source in plan.summary.sources}
-        return _OpenRun(
+        return OpenRun(
             plan,
             by_source,
             journal,
@@ -320,37 +270,12 @@ class Coordinator:
             CredentialWatch(storage),
         )
 
-    def _tally_so_far(self, journal: Journal) -> RunningTally:
-        """Of earlier coordinators, and of engines that have ended before there was a run."""
-        tally = RunningTally(self._setup.session, journal.records)
-        for worker, is_stall in self._gone_early:
-            tally.gone(worker, is_stall)
-        return tally
-
-    def _schedule(self, journal: Journal, reopened: Reopened, is_restart: bool) -> Schedule:
-        """A schedule that knows what earlier coordinators knew of rows that are not done."""
-        engine, records = self._spec.engine, journal.records
-        schedule = Schedule(
-            journal.done - reopened.pending,
-            self._spec.limits.attempts,
-            expected_slots=range(engine.replicas) if is_restart else (),
-            adopt_until=time.monotonic() + ADOPTION_SECONDS,
-            only=self._setup.pilot_rows if self._setup.purpose is Purpose.PILOT else None,
-            failures=_failures(records, reopened),
-            suspects=Suspects(frozenset(range(engine.replicas)), has_worked=journal.totals.generations > 0),
-            proven_rows=PROVEN_FILLS * engine.slots,
-        )
-        for record in records:
-            if isinstance(record, SuspectRows):
-                schedule.restore_suspects(record, self._setup.session)
-        return schedule
-
     def _unwritten(self, replayed: Replayed) -> list[Record]:
         """What the start has brought and the journal does not have yet."""
         brought = (self._setup.drift, self._setup.configured)
         return [record for record in brought if record is not None and record not in replayed.records]
 
-    async def _step(self, run: _OpenRun) -> bool:
+    async def _step(self, run: OpenRun) -> bool:
         """One tick. True when the run has ended for this session."""
         now = time.monotonic()
         run.schedule.tick(now)
@@ -367,7 +292,7 @@ class Coordinator:
         run.credentials.tick(now)
         return self._has_ended(run, now)
 
-    def _has_ended(self, run: _OpenRun, now: float) -> bool:
+    def _has_ended(self, run: OpenRun, now: float) -> bool:
         if not run.publisher.is_idle:
             return False
         if run.schedule.is_finished:
@@ -396,15 +321,15 @@ class Coordinator:
 
     # --- decisions -------------------------------------------------------------------------------
 
-    def _may_lease(self, run: _OpenRun) -> bool:
+    def _may_lease(self, run: OpenRun) -> bool:
         is_below_cap = run.publisher.uncommitted_bytes < self._spec.checkpoint.uncommitted_bytes
         may_begin = run.speculation.error is None and not run.speculation.has_what_it_came_for
         return self._drain_until is None and is_below_cap and may_begin
 
-    def _command(self, run: _OpenRun, worker: WorkerId) -> Command:
+    def _command(self, run: OpenRun, worker: WorkerId) -> Command:
         return run.speculation.command(worker) if self._drain_until is None else Command.DRAIN
 
-    def _look_after_speculation(self, run: _OpenRun, now: float) -> None:
+    def _look_after_speculation(self, run: OpenRun, now: float) -> None:
         """What was decided goes into the journal; a failure ends the run, and so does the end of `regen calibrate`."""
         seconds_left = self._within_hours(run.progress.eta(now).mid_seconds, now)
         run.speculation.tick(now, seconds_left, self._row_seconds(run, now))
@@ -420,13 +345,13 @@ class Coordinator:
             return seconds_left
         return min(seconds_left, max(0.0, hours * 3600 - (now - self._opened_at)))
 
-    def _row_seconds(self, run: _OpenRun, now: float) -> float:
+    def _row_seconds(self, run: OpenRun, now: float) -> float:
         """How long a row takes: rows at work, over rows that end in a second."""
         if self._leasing_since is None or not self._session_rows:
             return 0.0
         return run.schedule.in_flight * (now - self._leasing_since) / self._session_rows
 
-    def _is_awaited(self, run: _OpenRun) -> bool:
+    def _is_awaited(self, run: OpenRun) -> bool:
         """An engine that is to be replaced has ended its rows and waits for their commit: every second counts there."""
         return bool(run.publisher.uncommitted_rows) and self._fleet.has_idle_drainer()
 
@@ -435,7 +360,7 @@ class Coordinator:
         self._drain_until = min(until, self._drain_until if self._drain_until is not None else until)
         self._patience.give_up_at = self._drain_until
 
-    def _working_phase(self, run: _OpenRun, now: float) -> Phase:
+    def _working_phase(self, run: OpenRun, now: float) -> Phase:
         if self._drain_until is not None:
             return Phase.DRAINING
         return Phase.ADOPTING if run.schedule.is_adopting(now) else Phase.RUNNING
@@ -450,7 +375,7 @@ class Coordinator:
         if self._is_beside_driver and not process_exists(self._setup.driver_pid):
             self._begin_drain(now)
 
-    def _look_for_failures(self, run: _OpenRun, now: float) -> None:
+    def _look_for_failures(self, run: OpenRun, now: float) -> None:
         limits = self._spec.limits
         error = too_many_failed(run.totals_at_start, run.totals, limits.failed_share)
         error = error or run.garbage.too_much_garbage(limits.degenerate_share)
@@ -460,13 +385,13 @@ class Coordinator:
 
     # --- rows ------------------------------------------------------------------------------------
 
-    def _hear(self, run: _OpenRun, request: ExchangeRequest, now: float) -> None:
+    def _hear(self, run: OpenRun, request: ExchangeRequest, now: float) -> None:
         """What a replica says of itself."""
         self._fleet.hear(request.worker, request.stats)
         run.progress.listed(request.worker.slot, request.running, request.running_tokens)
         run.speculation.hear(request.worker, request.stats, now)
 
-    def _take_in(self, run: _OpenRun, worker: WorkerId, table: pa.Table, accepted: frozenset[int]) -> str | None:
+    def _take_in(self, run: OpenRun, worker: WorkerId, table: pa.Table, accepted: frozenset[int]) -> str | None:
         """Accepted rows go on their way. Why the worker is dismissed, if they show that its answers are garbage."""
         kept = [index for index, ordinal in enumerate(ordinals(table)) if ordinal in accepted]
         run.progress.finished(table.take(kept))
@@ -486,7 +411,7 @@ class Coordinator:
         self._dismiss(run, dismissal)
         return dismissal.why
 
-    def _dismiss(self, run: _OpenRun, dismissal: Dismissal) -> None:
+    def _dismiss(self, run: OpenRun, dismissal: Dismissal) -> None:
         """What the engine holds is dropped; what it has made lately is made again, and never committed if possible."""
         run.schedule.dismiss(dismissal.worker)
         withdrawn = run.publisher.withdraw(frozenset(dismissal.doubtful))
@@ -494,7 +419,7 @@ class Coordinator:
         if committed := sorted(set(dismissal.doubtful).difference(withdrawn)):
             run.publisher.reopen(committed, run.plan.count, dismissal.asked)
 
-    def _is_fruitless(self, run: _OpenRun, table: pa.Table, index: int) -> bool:
+    def _is_fruitless(self, run: OpenRun, table: pa.Table, index: int) -> bool:
         """A retry that was refused has no answer: the row keeps the one that it has, and this is noted."""
         ordinal, round_, status, reason = (
             table.column(name)[index].as_py() for name in ("ordinal", "round", "status", "reason")
@@ -505,7 +430,7 @@ class Coordinator:
         return True
 
     async def _leases(
-        self, run: _OpenRun, worker: WorkerId, grants: Sequence[Grant], command: Command
+        self, run: OpenRun, worker: WorkerId, grants: Sequence[Grant], command: Command
     ) -> tuple[Lease, ...]:
         """The granted rows, read from the plan. With the store away they go back, and the worker asks again."""
         if command is Command.REPLACE:
@@ -526,7 +451,7 @@ class Coordinator:
         run.progress.leased(worker.slot, leases)
         return leases
 
-    async def _warmup_rows(self, run: _OpenRun) -> tuple[PlannedRow, ...] | None:
+    async def _warmup_rows(self, run: OpenRun) -> tuple[PlannedRow, ...] | None:
         """Rows of the plan to warm up with, spread over it: fewer where little is left to do."""
         speculation = self._spec.speculation
         if run.warmup is None and speculation is not None:
@@ -537,14 +462,14 @@ class Coordinator:
                 return None
         return run.warmup
 
-    async def _spread_rows(self, run: _OpenRun, wanted: int) -> tuple[PlannedRow, ...]:
+    async def _spread_rows(self, run: OpenRun, wanted: int) -> tuple[PlannedRow, ...]:
         """Twice as many are looked at, since some are settled by the plan."""
         step = max(1, run.plan.count // (2 * wanted))
         planned = await self._planned(run, range(0, run.plan.count, step)[: 2 * wanted])
         usable = [row for row in planned if row.settled is None]
         return tuple(usable[:: max(1, len(usable) // wanted)][:wanted])
 
-    async def _write_down_exhausted(self, run: _OpenRun) -> None:
+    async def _write_down_exhausted(self, run: OpenRun) -> None:
         """Rows whose attempts are used up become finished rows; with the store away they wait."""
         while self._exhausted:
             exhausted, worker = self._exhausted[0]
@@ -561,7 +486,7 @@ class Coordinator:
             run.publisher.add(rows.to_table([failed_row(planned, exhausted, worker, self._setup, round_)]))
             self._exhausted.pop(0)
 
-    def _note_trouble(self, run: _OpenRun) -> None:
+    def _note_trouble(self, run: OpenRun) -> None:
         """What must be known of unfinished rows after this process: suspects at once, failed attempts with the next
         publication.
         """
@@ -571,7 +496,7 @@ class Coordinator:
             counts = tuple((row, run.reopened.round_of(row), count) for row, count in sorted(failures.items()))
             run.publisher.attach([RowAttempts(counts)])
 
-    def _keep_tally(self, run: _OpenRun, now: float) -> None:
+    def _keep_tally(self, run: OpenRun, now: float) -> None:
         """A replica that an earlier coordinator had is looked at once it was heard."""
         is_adopting = run.schedule.is_adopting(now)
         has_queue, may_lease = run.schedule.queued > run.schedule.suspects, self._may_lease(run) and not is_adopting
@@ -584,7 +509,7 @@ class Coordinator:
         run.tally.hung(run.schedule.hung(now))
         run.tally.store_failed(self._patience.failures)
 
-    async def _planned(self, run: _OpenRun, wanted: Sequence[int]) -> list[PlannedRow]:
+    async def _planned(self, run: OpenRun, wanted: Sequence[int]) -> list[PlannedRow]:
         try:
             return await asyncio.to_thread(run.plan.rows, wanted)
         except StoreUnavailable as error:
@@ -642,7 +567,7 @@ class Coordinator:
             accept_length=self._fleet.accept_length,
         )
 
-    async def _serve_metrics(self, run: _OpenRun) -> None:
+    async def _serve_metrics(self, run: OpenRun) -> None:
         """A port that cannot be had ends a run at its start, and not in the middle, after a restart."""
         metrics = self._spec.metrics
         if metrics.port is None:
@@ -655,7 +580,7 @@ class Coordinator:
                 raise
             traceback.print_exc()
 
-    def _snapshot(self, run: _OpenRun) -> Snapshot:
+    def _snapshot(self, run: OpenRun) -> Snapshot:
         return Snapshot(self._status(), run.planned_by_source, time.monotonic() - run.publisher.published_at)
 
     def _close_endpoint(self) -> None:
@@ -689,14 +614,3 @@ def _report(request: ExchangeRequest, table: pa.Table | None) -> Report:
         failed=request.failed,
         free_slots=request.free_slots,
     )
-
-
-def _failures(records: Sequence[Record], reopened: Reopened) -> dict[int, int]:
-    """How often rows were tried in the round that they are in."""
-    return {
-        ordinal: attempts
-        for record in records
-        if isinstance(record, RowAttempts)
-        for ordinal, round_, attempts in record.attempts
-        if round_ == reopened.round_of(ordinal)
-    }

@@ -10,6 +10,7 @@ from typing import Any
 
 from regen.data.plan import open_plan, read_summary
 from regen.data.plan_summary import PlanSummary, SourceSummary
+from regen.observe.eta_text import eta_text
 from regen.protocols import Storage
 from regen.records import Status, Tally, Totals
 from regen.run.record import require_record
@@ -83,8 +84,15 @@ class Look:
         if (holder := self.holder) is not None:
             yield "last session", f"{holder.state.value}: {holder.session} on {holder.host}"
             yield "its last heartbeat", f"{holder.beat_at} by its own clock"
+            if holder.progress is not None and not self.has_ended:
+                yield "as it said then", eta_text(holder.progress.eta)
 
     def _trouble(self) -> Iterator[tuple[str, str]]:
+        told = {name: count for name, count in self._trouble_json().items() if isinstance(count, int) and count}
+        if failed := sum(self.tally.retries.values()):
+            told = {"failed attempts": failed, **told}
+        if told:
+            yield "trouble", ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in told.items())
         if self.closed_at is not None:
             yield "closed", f"at {self.closed_at}: nothing can be made for it any more"
         if self.reopened or self.retries_ended:

@@ -40,8 +40,8 @@ from regen.store.journal import Journal
 from regen.store.reopened import Reopened
 
 BEAT_SECONDS = 1.0
-# An estimate is made anew so often; a long run's moves slowly: after so much of what is left.
-LOOK_SECONDS, LONGEST_LOOK_SECONDS, LOOK_SHARE = 5.0, 30.0, 0.01
+# An estimate is made anew so often. A long run's moves slowly: after so much of what is left, unless it is young.
+LOOK_SECONDS, LONGEST_LOOK_SECONDS, LOOK_SHARE, YOUNG_SHARE = 5.0, 30.0, 0.01, 0.1
 # So many times the rows that engines hold now may have been in work when an earlier session ended.
 _OTHER_FLEETS = 4
 
@@ -64,7 +64,7 @@ class ProgressDuty:
         self._untold: list[Callable[[], None]] = []
         self._work: asyncio.Task[None] | None = None
         self._is_broken = False
-        self._beat_at = self._looked_at = float("-inf")
+        self._beat_at = self._looked_at = self._known_since = float("-inf")
         self._eta, self._estimated_at = Eta(EtaState.WARMING), 0.0
         self._totals = journal.totals
         caps = {source.name: groups[source.name].cap_tokens for source in plan.summary.sources}
@@ -165,7 +165,8 @@ class ProgressDuty:
         is_stalled = self._estimator.is_stalled(now)
         if mid is None or is_stalled != (state is EtaState.STALLED):
             return now - self._looked_at >= BEAT_SECONDS
-        wait = min(max(LOOK_SECONDS, LOOK_SHARE * mid), LONGEST_LOOK_SECONDS)
+        known_for = now - self._known_since
+        wait = min(max(LOOK_SECONDS, min(LOOK_SHARE * mid, YOUNG_SHARE * known_for)), LONGEST_LOOK_SECONDS)
         return now - self._looked_at >= wait
 
     def _look(self, now: float, fleet: Fleet, left: int) -> None:
@@ -188,6 +189,8 @@ class ProgressDuty:
         self._take(eta, now)
 
     def _take(self, eta: Eta, now: float) -> None:
+        if self._eta.mid_seconds is None:
+            self._known_since = now
         self._eta, self._estimated_at = eta, now
 
     async def _prepared(self) -> Remaining:

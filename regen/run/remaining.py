@@ -113,7 +113,7 @@ def interrupted(made: OrdinalSet, done: OrdinalSet, most: int) -> frozenset[int]
     fronts = (ordinal for ordinal in range(end - 1, undone[0] if undone else end, -1) if ordinal in made)
     for front, _ in zip(fronts, range(_FRONTS_TRIED), strict=False):
         below = [ordinal for ordinal in undone if ordinal < front]
-        nearest = range(max(0, front - 2 * len(below)), front + 1)
+        nearest = range(max(0, front - len(below)), front + 1)
         if sum(ordinal in made for ordinal in nearest) >= _FRONT_SHARE * len(nearest):
             return frozenset(below)
     return frozenset()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from regen.errors import EngineDied
+from regen.engines.fake import PROGRESS_TOKENS, FakeEngine
 from regen.records import CoordinatorStatus, Eta, EtaState
 from regen.run.driver import Driver
 from regen.run.local import LocalCluster
@@ -19,7 +18,11 @@ from regen.run.start import Begun
 from tests import virtual_time
 from tests.runs import begin_run, make_spec
 
-STEP, MEDIAN, SLOTS, ROWS = 0.1, 300, 16, 240
+STEP, MEDIAN, SLOTS, ROWS = 0.05, 300, 16, 240
+
+
+class Killed(Exception):
+    """The session is to end here, without a word."""
 
 
 class Watched:
@@ -42,7 +45,7 @@ class Watched:
 
 
 def begun_run(folder: Path, **engine: Any) -> Begun:
-    spread = {"answer_tokens": MEDIAN, "answer_spread": 0.8, "step_seconds": STEP, "slots": SLOTS, "start_seconds": 20}
+    spread = {"answer_tokens": MEDIAN, "answer_spread": 0.8, "step_seconds": STEP, "slots": SLOTS, "start_seconds": 10}
     spec = make_spec(
         folder,
         rows=[{"prompt": f"say {number}"} for number in range(ROWS)],
@@ -53,22 +56,25 @@ def begun_run(folder: Path, **engine: Any) -> Begun:
     return begin_run(spec, take_over=True)
 
 
-Meddling = Callable[[LocalCluster, Driver], Coroutine[Any, Any, None]]
+Meddling = Callable[[LocalCluster, Watched], Coroutine[Any, Any, None]]
 
 
-def watched(begun: Begun, meddle: Meddling | None = None, watch: Watched | None = None) -> Watched:
-    """One session, driven to its end or to where `meddle` takes it."""
-    watch, cluster = watch or Watched(), LocalCluster()
+def watched(begun: Begun, meddle: Meddling | None = None) -> Watched:
+    """One session, until it ends or `meddle` raises Killed."""
+    watch, cluster = Watched(), LocalCluster()
 
-    async def session() -> CoordinatorStatus:
-        driver = Driver(cluster, begun.worker_setup, watch, log=lambda text: None)
-        meddling = asyncio.ensure_future(meddle(cluster, driver)) if meddle else None
-        try:
-            return await driver.run()
-        finally:
-            watch.ended_at = time.monotonic()
-            if meddling is not None:
-                meddling.cancel()
+    async def session() -> None:
+        driving = asyncio.ensure_future(Driver(cluster, begun.worker_setup, watch, log=lambda text: None).run())
+        meddling = asyncio.ensure_future(meddle(cluster, watch)) if meddle else asyncio.ensure_future(asyncio.sleep(0))
+        await asyncio.wait((driving, meddling), return_when=asyncio.FIRST_EXCEPTION)
+        watch.ended_at = time.monotonic()
+        is_killed = meddling.done() and isinstance(meddling.exception(), Killed)
+        for task in (driving, meddling):
+            task.cancel()
+        ends = await asyncio.gather(driving, meddling, return_exceptions=True)
+        await cluster.close()
+        if isinstance(ends[0], BaseException) and not is_killed:
+            raise ends[0]
 
     virtual_time.run(session())
     return watch
@@ -102,38 +108,62 @@ def test_the_true_end_is_in_the_range_from_the_first_minutes_on(tmp_path: Path) 
 
 
 def test_a_coordinator_that_is_made_anew_says_the_same_after_seconds(tmp_path: Path) -> None:
-    async def kill(cluster: LocalCluster, driver: Driver) -> None:
-        await asyncio.sleep(300.0)
+    async def restart(cluster: LocalCluster, watch: Watched) -> None:
+        await asyncio.sleep(150.0)
         assert cluster.coordinator is not None
         await cluster.coordinator.restart()
 
-    watch = watched(begun_run(tmp_path), kill)
-    assert_in_range(*truth(watch, 290.0))
-    assert watch.at(310.0)[1].incarnation != watch.at(290.0)[1].incarnation
-    back = next(when for when, status in watch.seen if when > 305.0 and status.eta.mid_seconds is not None)
-    assert back < 345.0
-    assert_in_range(*truth(watch, back + 10.0))
+    watch = watched(begun_run(tmp_path), restart)
+    assert_in_range(*truth(watch, 149.0))
+    assert watch.at(155.0)[1].incarnation != watch.at(149.0)[1].incarnation
+    back = next(when for when, status in watch.seen if when > 152.0 and status.eta.mid_seconds is not None)
+    assert back < 180.0
+    assert_in_range(*truth(watch, back + 5.0))
 
 
 def test_a_resume_has_an_eta_within_a_minute_of_work_and_a_rate_of_its_own(tmp_path: Path) -> None:
-    """Killed at 60 % of the rows; the second session's engines are half as fast."""
-    begun = begun_run(tmp_path)
+    """Killed at 60 % of the rows. The second session's engines are half as fast."""
 
-    async def kill(cluster: LocalCluster, driver: Driver) -> None:
+    async def kill(cluster: LocalCluster, watch: Watched) -> None:
         while not watch.seen or watch.last.totals.done < 0.6 * ROWS:
             await asyncio.sleep(1.0)
-        await cluster.close()
-        driver.drain_now()
+        raise Killed
 
-    watch = Watched()
-    with suppress(EngineDied):
-        watched(begun, kill, watch)
-    made = watch.last.totals.done
-    assert 0.55 * ROWS < made < 0.8 * ROWS
-    again = begun_run(tmp_path, step_seconds=2 * STEP)
+    before = watched(begun_run(tmp_path), kill).last.totals.done
+    watch = watched(begun_run(tmp_path, step_seconds=2 * STEP))
+    assert watch.at(10.0)[1].totals.done >= before
+    at_work = next(when for when, status in watch.seen if status.session_paced_tokens)
+    first = next(when for when, status in watch.seen if status.eta.mid_seconds is not None)
+    assert first - at_work < 60.0
+    assert_in_range(*truth(watch, first + 10.0))
+    assert_in_range(*truth(watch, (first + watch.ended_at) / 2))
+
+
+class _Pause(float):
+    """Times any number of steps, the same seconds."""
+
+    def __rmul__(self, steps: float) -> float:
+        return 300.0
+
+
+def test_a_stall_is_said_within_about_a_minute_and_is_over_with_the_next_tokens(tmp_path: Path) -> None:
+    async def stall(cluster: LocalCluster, watch: Watched) -> None:
+        await asyncio.sleep(150.0)
+        (engine,) = (worker._worker._engine for worker in cluster.workers.values())
+        assert isinstance(engine, FakeEngine)
+        engine._spec, usual = engine._spec.model_copy(update={"step_seconds": _Pause()}), engine._spec
+        await asyncio.sleep(PROGRESS_TOKENS * STEP + 0.1)
+        engine._spec = usual
+
+    watch = watched(begun_run(tmp_path), stall)
+    tokens = {when: status.session_paced_tokens for when, status in watch.seen}
     stalled = [when for when, status in watch.seen if status.eta.state is EtaState.STALLED]
-    assert stalled
-    print(frozen_at, stalled[0], stalled[-1])
-    _, during = watch.at(stalled[0])
-    assert during.eta.mid_seconds is not None
-    assert_in_range(*truth(watch, stalled[-1] + 60.0))
+    since = min(when for when, made in tokens.items() if made == tokens[stalled[0]])
+    until = min(when for when, made in tokens.items() if made > tokens[stalled[-1]])
+    assert 60.0 <= stalled[0] - since < 66.0
+    assert until - since > 250.0
+    assert until - stalled[-1] < 5.0
+    before, during, after = (watch.at(when)[1].eta for when in (since, stalled[-1], until + 10.0))
+    assert during.mid_seconds == pytest.approx(before.mid_seconds, rel=0.1)
+    assert after.mid_seconds == pytest.approx(before.mid_seconds, rel=0.1)
+    assert_in_range(*truth(watch, until + 10.0))

@@ -118,6 +118,19 @@ def test_one_fault_of_an_engine_loses_nothing(tmp_path: Path, fault: str, restar
     assert tally.retries.get(RetryReason.ENGINE_ERROR, 0) == (fault == "fail")
 
 
+def test_trouble_is_published_before_any_row_is_and_once(tmp_path: Path) -> None:
+    engine = {
+        "replicas": 1,
+        "restarts": 1,
+        "start_seconds": 20,
+        "faults": [{"kind": "die_at_start", "after_requests": 0}],
+    }
+    begun = begin_run(make_spec(tmp_path, rows=20, engine=engine, checkpoint={"interval_seconds": 2.0}))
+    finish(begun)
+    without_rows = [moment.tally.slots for moment in read_history(begun.storage) if not moment.totals.output_tokens]
+    assert [slots[0].restarts if slots else 0 for slots in without_rows].count(1) == 1
+
+
 def test_an_engine_that_hangs_while_it_loads_is_a_named_failure(tmp_path: Path) -> None:
     engine = {"restarts": 0, "start_timeout_seconds": 0.5, "faults": [{"kind": "hang_at_start"}]}
     begun = begin_run(make_spec(tmp_path, rows=3, engine=engine))

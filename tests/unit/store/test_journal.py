@@ -24,6 +24,7 @@ from regen.store.control import (
     ReleaseReason,
     RowAttempts,
     RowsReopened,
+    RunTally,
     SoloKill,
     Standing,
     SuspectGroup,
@@ -37,10 +38,11 @@ from regen.store.layout import journal_key, journal_number, shard_key, shard_ran
 from regen.store.local import LocalStorage
 from regen.store.parquet import encode_rows
 from regen.store.replay import Replayed, replay
+from regen.store.tally import newest_tally
 from tests.memory_storage import MemoryStorage
 from tests.output_rows import observed, observed_generation, output_row
 from tests.unit.store.faulty_storage import FaultyStorage
-from tests.unit.store.journals import claim_of, footer_of, opened, published, rewrite, table_of
+from tests.unit.store.journals import claim_of, footer_of, opened, published, records_of, rewrite, table_of
 
 PLAN_ROWS = 100
 
@@ -223,6 +225,47 @@ def test_its_own_write_is_not_a_rival(storage: FaultyStorage) -> None:
     assert journal.commit(prepared).number == prepared.number
     assert journal.publish(table_of(2)).number == prepared.number + 1
     assert sorted(_replayed(storage).done) == [1, 2]
+
+
+def test_what_goes_with_a_claim_is_made_from_what_stands_and_once(storage: FaultyStorage) -> None:
+    """An answer that was lost makes no second restart of one."""
+    opened(storage).publish(table_of(1), (_tally(1),))
+    times = iter(f"2026-01-01T00:00:0{second}.000+00:00" for second in range(10))
+    journal = Journal(storage, "s1", PLAN_ROWS, clock=lambda: next(times))
+    journal.replay(())
+
+    def one_more(records: Sequence[Record]) -> tuple[RunTally, ...]:
+        found = newest_tally(records)
+        assert found is not None
+        return (_tally(found.coordinator_restarts + 1),)
+
+    storage.lose_answers = 1
+    with pytest.raises(StoreUnavailable):
+        journal.resume_own(claim_of("s1"), one_more)
+    journal.resume_own(claim_of("s1"), one_more)
+
+    assert [record for record in records_of(storage, 3) if isinstance(record, RunTally)] == [_tally(1), _tally(2)]
+    assert len(journal.files()) == 3
+    assert footer_of(storage, 2).at == "2026-01-01T00:00:00.000+00:00"
+
+
+def test_what_goes_with_a_claim_knows_what_a_predecessor_published_meanwhile(storage: FaultyStorage) -> None:
+    before = opened(storage)
+    journal = Journal(storage, "s1", PLAN_ROWS)
+    journal.replay(())
+
+    def publish_in_between(key: str) -> None:
+        storage.before_create = lambda key: None
+        before.publish(table_of(1), (_tally(5),))
+
+    storage.before_create = publish_in_between
+    journal.resume_own(claim_of("s1"), lambda records: tuple(one for one in records if isinstance(one, RunTally)))
+
+    assert footer_of(storage, 2).records == (claim_of("s1"), _tally(5))
+
+
+def _tally(restarts: int) -> RunTally:
+    return RunTally("s1", (), (), {}, coordinator_restarts=restarts)
 
 
 def test_a_claim_whose_answer_was_lost_is_its_own(storage: FaultyStorage) -> None:
