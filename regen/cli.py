@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -347,7 +348,7 @@ def _watch(run: str, as_json: bool, interval: float) -> ExitCode:
                 shown(facts)
 
         code, silent_seconds = watch(open_storage(run), interval, show)
-    if last is not None and not as_json:
+    if last is not None and not as_json and _LOG.format is LogFormat.TEXT:
         _print_look(last)
     if silent_seconds:
         _say(f"no heartbeat for {silent_seconds:.0f} s; to go on: regen resume {run}")
@@ -587,11 +588,11 @@ def _conduct(
 
 def _drive(begun: Begun, address: str | None, verbosity: int, as_json: bool) -> CoordinatorStatus:
     """One session for its result, which is what goes to stdout; the last status."""
-    from regen.observe.json_lines import for_machines
+    from regen.observe.json_lines import output_on_stderr
     from regen.observe.live import display
     from regen.run.command import drive
 
-    with for_machines(as_json):
+    with output_on_stderr() if as_json else nullcontext():
         return drive(begun, address, verbosity, display(_console(to_stderr=as_json), _LOG), _LOG)
 
 

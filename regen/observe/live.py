@@ -67,18 +67,18 @@ class Display(AbstractContextManager["Display"]):
 
     def __call__(self, facts: TerminalFacts) -> None:
         for event in self._changes.see(facts):
-            self._event(event)
+            if (allowed := self._ration.allows(event, time.monotonic())) is not None:
+                self._event(allowed)
         for view in self._views:
             view.facts(facts)
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """A line that stays, and is never held back: an answer to Ctrl-C comes this way."""
         self._event(Event("log", text))
 
     def _event(self, event: Event) -> None:
-        if (allowed := self._ration.allows(event, time.monotonic())) is not None:
-            for view in self._views:
-                view.event(allowed)
+        for view in self._views:
+            view.event(event)
 
 
 class BlockView:

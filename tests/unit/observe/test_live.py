@@ -130,3 +130,15 @@ def test_what_the_driver_says_and_what_has_changed_reach_every_view() -> None:
         ("log", Level.INFO),
         ("store_away", Level.WARNING),
     ]
+
+
+def test_what_flaps_is_held_back_and_what_the_driver_says_never_is() -> None:
+    view = Deaf()
+    with Display([view], hears_driver=True) as shown:
+        for _ in range(100):
+            shown(FULL)
+            shown(facts(store_error="away"))
+            shown.say("draining")
+    kinds = [event.kind for event in view.events]
+    assert kinds.count("store_away") == 60
+    assert kinds.count("log") == 100

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from regen.observe import changes, live
 from regen.observe.terminal import MOST_LINES, Line, Tone, block, columns, cropped, plain_line, size, to_json
 from regen.records import Eta, EtaState, ReplicaState, Status
 from tests.terminal_facts import FULL, UNKNOWN, facts
@@ -127,3 +131,14 @@ def test_what_is_cut_is_marked_and_wide_signs_take_two_columns() -> None:
     assert cropped("日本語", 5) == "日本…"
     assert columns("日本") == 4
     assert [size(count) for count in (999, 1000, 12_345_678, 10**13)] == ["999 B", "1.0 kB", "12.3 MB", "10.0 TB"]
+
+
+def test_the_page_shows_what_is_drawn_and_names_every_field_and_event(repository: Path) -> None:
+    page = (repository / "docs" / "terminal.md").read_text(encoding="utf-8")
+    assert "```\n" + "\n".join(drawn(block(FULL, 80))) + "\n```" in page
+    status = next(line for line in page.splitlines() if line.startswith("| `status` |"))
+    common = {"schema", "kind", "at", "session"}
+    assert set(re.findall(r"`(\w+)`", status)) - {"status"} == set(to_json(FULL)) - common
+    events = set(re.findall(r'Event\("(\w+)"', inspect.getsource(changes) + inspect.getsource(live))) - {"progress"}
+    said = page[page.index("`event` is one of") : page.index("A process that is\nkilled")]
+    assert set(re.findall(r"`(\w+)`", said)) - {"event"} == events
