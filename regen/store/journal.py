@@ -396,7 +396,8 @@ class Journal:
         """Take in a file that came in between. Raises Fenced if it is another session's claim.
 
         A claim of this very session is a predecessor's, which was still under way when it was killed: it is claimed
-        over, and if its writer lives after all, it is that one which finds its next number taken.
+        over. Killed, it has had that one request under way, and cannot claim over its successor in turn. Should two of
+        a session live after all, the one that claims last goes on, and the other finds its next number taken.
         """
         data = self._files.read_bytes(number)
         where = self._files.where(number)

@@ -197,13 +197,28 @@ def test_a_claim_of_a_killed_predecessor_that_lands_late_fences_nobody() -> None
         replays(session)
         session.restart_process(is_held=True)
         replays(session)
-        world.in_flight.pop()()  # the claim of the one before, after the replay of this one
+        world.land()  # the claim of the one before, after the replay of this one
         assert len(world.files) == 1
         session.process.release()
         world.pass_time(1.0)
         assert session.error is None
         assert [file.claims for file in world.files] == [True, True]
         world.finish()
+
+
+def test_a_claim_of_a_killed_predecessor_that_lands_after_its_successors_is_none() -> None:
+    with World() as world:
+        session = world.start(FOUR, 2.0)
+        session.restart_process(is_held=True)
+        replays(session)
+        session.restart_process()
+        world.settle()  # this one has claimed, and the claim of the one before is still on its way
+        world.land()
+        world.pass_time(3.0)
+        assert session.error is None
+        assert [file.number for file in world.files if file.claims] == [0, 1]
+        world.finish()
+        assert session.phase is Phase.FINISHED
 
 
 def test_a_file_of_a_killed_coordinator_that_lands_late_is_counted_and_nothing_of_it_made_again() -> None:
@@ -216,7 +231,7 @@ def test_a_file_of_a_killed_coordinator_that_lands_late_is_counted_and_nothing_o
             session.process.carry_out_one()
         session.restart_process(is_held=True)
         replays(session)
-        world.in_flight[-1]()
+        world.land()
         session.process.release()
         world.finish()
         assert max(session.begun_rows.values()) == 1

@@ -110,7 +110,8 @@ class World:
                 self.true["stalls"] += reason == "stalled"
             case "store":
                 self.store_failures += int(str(value))
-                self.coordinator.store_failed(self.store_failures)
+                for _ in range(2):  # each tick tells it
+                    self.coordinator.store_failed(self.store_failures)
                 self.true["store_errors"] += int(str(value))
             case "tick":
                 self.now += int(str(value)) / 5

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from regen.errors import Fenced, JournalDamaged, StoreRefused, StoreUnavailable
+from regen.length_buckets import bucket
 from regen.ordinals import OrdinalSet
 from regen.protocols import Storage
 from regen.records import Acceptance, Status
@@ -134,6 +135,19 @@ def test_a_higher_round_takes_the_place_of_a_lower_one(storage: FaultyStorage) -
     assert journal.totals.by_status()[Status.DEGENERATE] == 1
     assert (journal.totals.done, journal.totals.output_tokens) == (2, 5 + 8)
     assert _replayed(storage).totals == journal.totals
+
+
+def test_nothing_is_left_of_a_row_that_was_replaced_by_one_without_an_answer(storage: FaultyStorage) -> None:
+    journal = opened(storage)
+    journal.publish(to_table([output_row(1, tokens=64)]))
+    assert journal.totals.by_source["math"].lengths[bucket(64)] == 1
+
+    journal.publish(to_table([output_row(1, round_=1, status=Status.FAILED, turns=0, seen=observed(()))]))
+
+    totals = journal.totals
+    assert (totals.by_source, totals.by_replica, totals.by_length) == ({}, {}, {})
+    assert totals.acceptance == Acceptance()
+    assert _replayed(storage).totals == totals
 
 
 def _reopen(rows: Sequence[int], round_: int) -> RowsReopened:
