@@ -62,7 +62,7 @@ def choice(begun: Begun) -> SpeculationDecided | None:
 
 @pytest.mark.parametrize(
     ("slots", "rows", "replicas", "expected"),
-    [(4, 160, 1, "configured"), (64, 1000, 1, "off"), (8, 600, 2, "configured")],
+    [(4, 320, 1, "configured"), (64, 2400, 1, "off"), (8, 600, 2, "configured")],
 )
 def test_the_faster_setting_is_found_and_kept(
     tmp_path: Path, slots: int, rows: int, replicas: int, expected: str
@@ -81,7 +81,7 @@ def test_the_faster_setting_is_found_and_kept(
 
 
 def test_what_was_measured_is_in_the_journal(tmp_path: Path) -> None:
-    begun, _ = calibrated(tmp_path, 4, 160, arms=2)
+    begun, _ = calibrated(tmp_path, 4, 240, arms=2)
     replayed = replayed_run(begun.storage)
     assert replayed is not None
     measured = [one for one in replayed.records if isinstance(one, ArmMeasured)]

@@ -62,6 +62,9 @@ def test_rows_come_back_as_they_were(storage):
     assert list(plan.scan(1990, 5000)) == rows[1990:]
     assert list(plan.scan(10, 10)) == []
     assert plan.rows([1999, 0, 700, 699, 0]) == [rows[1999], rows[0], rows[700], rows[699], rows[0]]
+    asked = [1999, 0, 700, 699, 1, 0]
+    assert plan.sources_of(asked) == [rows[ordinal].source for ordinal in asked]
+    assert plan.sources_of([]) == []
 
 
 def test_refused_rows_are_listed_in_order(storage):

@@ -127,6 +127,7 @@ def test_prompt_tokens_are_those_of_the_first_prompt_only(tmp_path, plan_of):
     assert [row.prompt_tokens for row in rows] == lengths
     [source] = summary.sources
     assert (source.prompt_tokens, source.longest_prompt_tokens, source.turns) == (sum(lengths), lengths[1], 3)
+    assert source.most_turns == 2
 
 
 def test_the_length_limits_are_exact(tmp_path, plan_of):

@@ -11,7 +11,7 @@ import pytest
 from regen.observe.eta import Estimator
 from regen.observe.length_curve import Curve, edges_to
 from regen.observe.lengths import Group, Running
-from regen.observe.speed import Beat
+from regen.observe.speed import Beat, Speed
 from regen.records import Eta, EtaState
 from tests.simulated_run import (
     Session,
@@ -349,3 +349,67 @@ def test_a_long_queue_costs_no_more_than_a_short_one() -> None:
     assert 1350 < mid(eta) < 1350 + 16_384 / 30
     assert looks[1] < 1.5 * looks[0]
     assert looks[1] < 30_000
+
+
+# --- how engines tell of tokens ------------------------------------------------------------------
+
+
+def stepwise(speed: Speed, until: int, slots: int = 16, start_seconds: int = 0, step_tokens: int = 64) -> None:
+    """Each sequence makes ten tokens a second and tells of 64 at a time; short answers end in between."""
+    tellings = sorted(
+        (start_seconds + 6.4 * turn + (slot % 4) * 0.4, step_tokens) for slot in range(slots) for turn in range(1, 200)
+    )
+    made = 0
+    for second in range(until + 1):
+        while tellings and tellings[0][0] <= second:
+            made += tellings.pop(0)[1]
+        is_at_work = second >= start_seconds
+        speed.add(Beat(second, made, slots if is_at_work else 0, slots if is_at_work else 0))
+
+
+@pytest.mark.parametrize("start_seconds", [0, 20, 300])
+def test_large_steps_and_a_start_do_not_bend_the_rate(start_seconds: int) -> None:
+    """A tenth of a second a token, whatever came in which second, and however long the engines loaded."""
+    for worked in (40, 60, 300):
+        speed = Speed(60.0)
+        stepwise(speed, start_seconds + worked, start_seconds=start_seconds)
+        assert speed.is_known
+        assert speed.seconds(1000, 16_000, 16) == pytest.approx(100, rel=0.1)
+
+
+def test_nothing_is_said_of_the_first_seconds() -> None:
+    speed = Speed(60.0)
+    stepwise(speed, 12)
+    assert not speed.is_known
+
+
+def test_engines_that_start_are_not_stalled_and_those_that_never_answer_are() -> None:
+    estimator = Estimator({"a": Group(1000)})
+    for second in range(301):
+        estimator.beat(Beat(second, 0, 0, 0))
+    assert estimator.estimate(300.0, {"a": 9}, []).state is EtaState.WARMING
+    for second in range(301, 367):
+        estimator.beat(Beat(second, 0, 4, 4))
+    assert estimator.estimate(355.0, {"a": 9}, []).state is EtaState.WARMING
+    assert estimator.estimate(366.0, {"a": 9}, []) == Eta(EtaState.STALLED)
+
+
+def test_slots_to_come_count() -> None:
+    """Half of the engines are being replaced: the queue goes as fast as with all of them."""
+    estimator = Estimator({"a": Group(1000)})
+    even_run(estimator, ended=400)
+    left, running = {"a": 10_000}, [Running("a", 50, 4)]
+    now = mid(estimator.estimate(60.0, left, running))
+    assert mid(estimator.estimate(60.0, left, running, slots=8)) == pytest.approx(now / 2, rel=0.1)
+
+
+def test_rows_told_at_once_are_as_good_as_one_by_one() -> None:
+    one_by_one, at_once = Estimator({"a": Group(1000)}), Estimator({"a": Group(1000)})
+    for tokens in (50, 100, 200, 1000):
+        for _ in range(30):
+            one_by_one.row_finished_before("a", tokens)
+        at_once.row_finished_before("a", tokens, rows=30)
+    for estimator in (one_by_one, at_once):
+        even_run(estimator, ended=0)
+    left = {"a": 500}
+    assert mid(one_by_one.estimate(60.0, left, [])) == pytest.approx(mid(at_once.estimate(60.0, left, [])))

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
 import pytest
 
 from regen.errors import ExitCode, JournalDamaged
+from regen.records import Eta, EtaState, Phase
 from regen.store.control import Released, ReleaseReason
 from regen.store.holder import (
     Holder,
+    HolderProgress,
     HolderState,
     Liveness,
     Sighting,
@@ -84,6 +87,26 @@ def test_a_holder_comes_back_as_it_was(storage: MemoryStorage) -> None:
     write_holder(storage, replace(HOLDER_S1, beat=6))
 
     assert read_holder(storage) == replace(HOLDER_S1, beat=6)
+
+
+PROGRESS = HolderProgress("2026-01-01", Phase.RUNNING, Eta(EtaState.ESTIMATING, 1.0, 2.0, 3.0), 40.5, 8, 90, None)
+
+
+def test_progress_comes_back_and_a_holder_without_it_is_read(storage: MemoryStorage) -> None:
+    write_holder(storage, replace(HOLDER_S1, progress=PROGRESS))
+    assert read_holder(storage) == replace(HOLDER_S1, progress=PROGRESS)
+
+    older = json.loads(storage.objects[HOLDER])
+    del older["progress"]
+    storage.replace(HOLDER, json.dumps(older).encode())
+    assert read_holder(storage) == HOLDER_S1
+
+
+def test_readers_pass_over_what_later_writers_add(storage: MemoryStorage) -> None:
+    """So a reader from before there was progress reads on."""
+    newer = {**json.loads(json.dumps(asdict(HOLDER_S1))), "weather": {"sky": "blue"}}
+    storage.replace(HOLDER, json.dumps(newer).encode())
+    assert read_holder(storage) == HOLDER_S1
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"[]", b'{"session": "s1"}', b"\xff"])
