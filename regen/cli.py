@@ -250,7 +250,9 @@ def pilot(
     page: Annotated[
         Path | None, typer.Option(help="Where the page goes; without, into the run folder as pilot.html.")
     ] = None,
-    gpu_hour_price: Annotated[float | None, typer.Option(min=0, help="For the cost, in whatever currency.")] = None,
+    gpu_hour_price: Annotated[
+        float | None, typer.Option(min=0, help="For the cost; without, the spec's price.")
+    ] = None,
     address: Address = None,
     take_over: TakeOver = False,
     as_json: AsJson = False,

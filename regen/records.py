@@ -503,7 +503,7 @@ class ReplicaStats:
 
     `counted_at` is when the counters were read, in seconds on the worker's own monotonic clock; `arm` names the
     speculation that this engine was started with, `started_seconds` how long it took to load; `warmup` is None until
-    the warm-up has ended.
+    the warm-up has ended. `metrics_error` says why the engine's own metrics are not served, where they are wanted.
     """
 
     state: ReplicaState
@@ -518,6 +518,7 @@ class ReplicaStats:
     warmup: WarmupReport | None = None
     first_request_at: float | None = None  # epoch seconds on the worker's clock
     last_completion_at: float | None = None
+    metrics_error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -707,12 +708,14 @@ class SlotTally:
     """What has happened in one replica slot since the run began, over all its engines and sessions.
 
     `slot_seconds` are seconds times sequences; `engine_seconds` those that an engine was held, starting or running;
-    neither has the time without a coordinator. Tokens are the engines' own counts, warm-ups and dropped rows among
-    them. `starts` are engines that were begun, `restarts` those of them that were not the first of a session;
-    `stalls` are rows and engines that were given up because no token came, or no word.
+    `gpu_seconds` are the same times the GPUs that it held then. None has the time without a coordinator. Tokens are
+    the engines' own counts, warm-ups and dropped rows among them. `starts` are
+    engines that were begun, `restarts` those of them that were not the first of a session; `stalls` are rows and
+    engines that were given up because no token came, or no word.
     """
 
     engine_seconds: float = 0.0
+    gpu_seconds: float = 0.0
     sampled_tokens: int = 0
     computed_prompt_tokens: int = 0
     prefix_hit_tokens: int = 0
@@ -797,3 +800,4 @@ class CoordinatorStatus:
     loop_lag_seconds: float = 0.0
     last_commit_age_seconds: float = 0.0
     credentials_seconds_left: float | None = None
+    published: Totals | None = None

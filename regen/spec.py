@@ -641,6 +641,21 @@ class MetricsSpec(_Strict):
 
     host: str = Field("127.0.0.1", description="Loopback unless you say otherwise.")
     port: int | None = Field(9464, ge=0, le=65535, description="0: any free port, printed at start. null: off.")
+    hold_seconds: float | None = Field(
+        None,
+        ge=0,
+        description="At the end wait so long for a scrape of the final numbers. null: only for who has scraped.",
+    )
+    engine_port: int | None = Field(
+        None, ge=1, le=65535, description="vLLM's own metrics: replica N serves them at this port + N. null: off."
+    )
+
+
+class PriceSpec(_Strict):
+    """What a GPU costs, for the metrics and the report. Leave it out: no cost is shown."""
+
+    per_gpu_hour: float = Field(ge=0, description="For one GPU and one hour that an engine holds it.")
+    currency: str = Field("USD", pattern=r"^[A-Za-z]{1,10}$", description="As it is to be shown.")
 
 
 class StoreSpec(_Strict):
@@ -691,6 +706,7 @@ class RunSpec(_Strict):
     checkpoint: CheckpointSpec = CheckpointSpec()
     limits: LimitsSpec = LimitsSpec()
     metrics: MetricsSpec = MetricsSpec()
+    price: PriceSpec | None = None
     store: StoreSpec | None = None
 
     @model_validator(mode="after")
@@ -712,9 +728,23 @@ class RunSpec(_Strict):
                     f"sources: {source.name}: sampling.max_tokens ({source.sampling.max_tokens}) leaves no room for a"
                     f" prompt within engine.max_model_len ({self.engine.max_model_len})"
                 )
+        _check_ports(self.metrics, self.engine.replicas)
         if self.store is not None and not self.output.startswith("s3://"):
             raise ValueError(f"store: it says how S3 is reached, and output is {self.output!r}; leave it out")
         return self
+
+
+def _check_ports(metrics: MetricsSpec, replicas: int) -> None:
+    if metrics.engine_port is None:
+        return
+    last = metrics.engine_port + replicas - 1
+    if last > 65535:
+        raise ValueError(f"metrics.engine_port ({metrics.engine_port}) leaves no ports for {replicas} replicas")
+    if metrics.port is not None and metrics.engine_port <= metrics.port <= last:
+        raise ValueError(
+            f"metrics.port ({metrics.port}) is among the ports of the engines: metrics.engine_port"
+            f" ({metrics.engine_port}) to {last}"
+        )
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -798,8 +828,8 @@ def with_absolute_paths(spec: RunSpec) -> RunSpec:
 def output_shaping(spec: RunSpec) -> dict[str, Any]:
     """The part of the spec that decides what is written, as plain data with dotted keys.
 
-    Speculation, replicas, slots, intervals, limits and metrics are not in it: they may change between sessions. Only
-    settings of speculation that change what is sampled are.
+    Speculation, replicas, slots, intervals, limits, metrics and price are not in it: they may change between sessions.
+    Only settings of speculation that change what is sampled are.
     """
     data = spec.model_dump(mode="json")
     engine = data["engine"]

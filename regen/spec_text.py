@@ -15,6 +15,7 @@ from regen.spec import (
     LimitsSpec,
     MetricsSpec,
     PoliciesSpec,
+    PriceSpec,
     RowsSpec,
     SamplingSpec,
     SourceSpec,
@@ -43,6 +44,7 @@ _LATER: tuple[tuple[str, type[BaseModel]], ...] = (
     ("checkpoint", CheckpointSpec),
     ("limits", LimitsSpec),
     ("metrics", MetricsSpec),
+    ("price", PriceSpec),
     ("store", StoreSpec),
 )
 _COLUMN = 44

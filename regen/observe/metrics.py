@@ -1,332 +1,407 @@
-"""The Prometheus endpoint: one table of series, one owner (the coordinator), absolute numbers only.
+"""The one table of metrics: every series of regen, what it means, and how it is read from a snapshot. Pure.
 
-Every number is read from a snapshot at scrape time, and totals come from the journal: no counter falls or counts twice,
-whatever was restarted. Every series is there, zeros included, before the first row. Labels come from small closed sets:
-sources of the spec, statuses, replica slots.
+Every series is there, zeros included, before the first row; a value that is not known is NaN. Nothing is counted here:
+counters are read from what the journal has, so that none falls or counts twice, whatever is restarted. They count what
+was *published*: a row that was made again counts with each of its outcomes, and `regen_rows_standing` has the one that
+holds. docs/metrics.md is made from this table: `python -m regen.observe.metrics_page > docs/metrics.md`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-
-from regen.errors import UserError
-from regen.records import CoordinatorStatus, Label, Phase, ReplicaState, Status
-
-LABEL_LENGTH = 100
+from regen.observe import readers
+from regen.observe.readers import by_maker, by_replica, by_slot, by_source, is_now, one
+from regen.records import EtaState, Phase
 
 
 class Kind(StrEnum):
     COUNTER = "counter"
     GAUGE = "gauge"
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """All that the endpoint shows. `planned` is by source; ages and times in seconds."""
-
-    status: CoordinatorStatus
-    planned: Mapping[str, int]
-    last_commit_age_seconds: float
-
-
-Sample = tuple[tuple[str, ...], float]
+    HISTOGRAM = "histogram"
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line of the table: a name, what it is, and how to read it from a snapshot."""
+    """One line of the table. `read` gives labels and value of each sample; of a histogram, labels, buckets and sum."""
 
     name: str
     kind: Kind
     help: str
     labels: tuple[str, ...]
-    read: Callable[[Snapshot], Iterable[Sample]]
+    read: Any
+
+    @property
+    def wire_names(self) -> tuple[str, ...]:
+        """The names that samples have when they are scraped."""
+        if self.kind is Kind.COUNTER:
+            return (f"{self.name}_total",)
+        if self.kind is Kind.HISTOGRAM:
+            return (f"{self.name}_bucket", f"{self.name}_count", f"{self.name}_sum")
+        return (self.name,)
 
 
-def _one(value: Callable[[Snapshot], float]) -> Callable[[Snapshot], Iterable[Sample]]:
-    return lambda snapshot: [((), value(snapshot))]
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What belongs together, for readers of the page."""
+
+    title: str
+    series: tuple[Series, ...]
 
 
-def _by_replica(value: Callable[[Any], float]) -> Callable[[Snapshot], Iterable[Sample]]:
-    return lambda snapshot: [((str(slot),), value(stats)) for slot, stats in sorted(snapshot.status.replicas.items())]
+def _counter(name: str, help: str, read: readers.Reader, *labels: str) -> Series:
+    return Series(name, Kind.COUNTER, help, labels, read)
 
 
-def _rows_done(snapshot: Snapshot) -> Iterator[Sample]:
-    outcomes = snapshot.status.totals.outcomes
-    for source in snapshot.planned:
-        for status in Status:
-            yield (_label(source), status.value), outcomes.get((source, status), 0)
+def _gauge(name: str, help: str, read: readers.Reader, *labels: str) -> Series:
+    return Series(name, Kind.GAUGE, help, labels, read)
 
 
-def _rows_by_replica(snapshot: Snapshot) -> Iterator[Sample]:
-    for slot in sorted(snapshot.status.replicas):
-        for status in Status:
-            yield (str(slot), status.value), snapshot.status.totals.replicas.get((slot, status), 0)
-
-
-def _labelled(snapshot: Snapshot) -> Iterator[Sample]:
-    for source in snapshot.planned:
-        for label in Label:
-            yield (_label(source), label.value), snapshot.status.totals.labels.get((source, label), 0)
-
-
-def _replica_accept_length(stats: Any) -> float:
-    acceptance = stats.counters.acceptance
-    return (acceptance.accept_length or 0.0) if acceptance else 0.0
-
-
-# Of the gate and of the guard.
-VERDICTS = ("unknown", "healthy", "undecided", "dead", "absent", "off_profile", "garbage", "collapsed", "decayed")
-
-
-def _verdicts(snapshot: Snapshot) -> Iterator[Sample]:
-    known = snapshot.status.speculation.verdicts
-    for slot in sorted(snapshot.status.replicas):
-        for verdict in VERDICTS:
-            yield (str(slot), verdict), float(known.get(slot, "unknown") == verdict)
-
-
-SERIES: tuple[Series, ...] = (
-    Series(
-        "regen_rows_planned",
-        Kind.GAUGE,
-        "Rows of the frozen plan, refused ones included.",
-        ("source",),
-        lambda snapshot: [((_label(source),), count) for source, count in snapshot.planned.items()],
-    ),
-    Series("regen_rows_done", Kind.COUNTER, "Committed rows by outcome.", ("source", "status"), _rows_done),
-    Series(
-        "regen_replica_rows_done",
-        Kind.COUNTER,
-        "Committed rows by the replica that made them and outcome.",
-        ("replica", "status"),
-        _rows_by_replica,
-    ),
-    Series(
-        "regen_generations_labelled",
-        Kind.COUNTER,
-        "Committed assistant turns by what is said of them: cut, looping, empty, out of format.",
-        ("source", "label"),
-        _labelled,
-    ),
-    Series(
-        "regen_rows_in_flight",
-        Kind.GAUGE,
-        "Rows that replicas are working on.",
-        (),
-        _one(lambda snapshot: snapshot.status.in_flight),
-    ),
-    Series(
-        "regen_rows_uncommitted",
-        Kind.GAUGE,
-        "Finished rows that are not in the journal yet.",
-        (),
-        _one(lambda snapshot: snapshot.status.uncommitted_rows),
-    ),
-    Series(
-        "regen_output_tokens",
-        Kind.COUNTER,
-        "Tokens sampled in committed rows.",
-        (),
-        _one(lambda snapshot: snapshot.status.totals.output_tokens),
-    ),
-    Series(
-        "regen_prompt_tokens",
-        Kind.COUNTER,
-        "Prompt tokens of committed generations.",
-        (),
-        _one(lambda snapshot: snapshot.status.totals.prompt_tokens),
-    ),
-    Series(
-        "regen_generations",
-        Kind.COUNTER,
-        "Assistant turns in committed rows.",
-        (),
-        _one(lambda snapshot: snapshot.status.totals.generations),
-    ),
-    Series(
-        "regen_speculation_drafts",
-        Kind.COUNTER,
-        "Verification steps in committed rows.",
-        (),
-        _one(lambda snapshot: snapshot.status.totals.acceptance.drafts),
-    ),
-    Series(
-        "regen_speculation_drafted_tokens",
-        Kind.COUNTER,
-        "Draft tokens verified in committed rows.",
-        (),
-        _one(lambda snapshot: snapshot.status.totals.acceptance.drafted),
-    ),
-    Series(
-        "regen_speculation_accepted_tokens",
-        Kind.COUNTER,
-        "Draft tokens accepted in committed rows.",
-        (),
-        _one(lambda snapshot: snapshot.status.totals.acceptance.accepted),
-    ),
-    Series(
-        "regen_accept_length",
-        Kind.GAUGE,
-        "Tokens per verification step over committed rows; 1 means that speculation does nothing, 0 that none ran.",
-        (),
-        _one(lambda snapshot: snapshot.status.totals.acceptance.accept_length or 0.0),
-    ),
-    Series(
-        "regen_commits",
-        Kind.COUNTER,
-        "Files published in the journal.",
-        (),
-        _one(lambda snapshot: snapshot.status.commits),
-    ),
-    Series(
-        "regen_last_commit_age_seconds",
-        Kind.GAUGE,
-        "Seconds since this session last published rows.",
-        (),
-        _one(lambda snapshot: snapshot.last_commit_age_seconds),
-    ),
-    Series(
-        "regen_phase",
-        Kind.GAUGE,
-        "1 for the phase that the run is in, 0 for the others.",
-        ("phase",),
-        lambda snapshot: [((phase.value,), float(phase is snapshot.status.phase)) for phase in Phase],
-    ),
-    Series(
-        "regen_store_unavailable",
-        Kind.GAUGE,
-        "1 while the store does not take or give what it is asked for.",
-        (),
-        _one(lambda snapshot: float(snapshot.status.store_error is not None)),
-    ),
-    Series(
-        "regen_replica_up",
-        Kind.GAUGE,
-        "1 while this replica's engine runs, 0 while it starts or is gone.",
-        ("replica",),
-        _by_replica(lambda stats: float(stats.state in (ReplicaState.RUNNING, ReplicaState.DRAINING))),
-    ),
-    Series(
-        "regen_replica_running_rows",
-        Kind.GAUGE,
-        "Rows that this replica works on.",
-        ("replica",),
-        _by_replica(lambda stats: stats.running_rows),
-    ),
-    Series(
-        "regen_replica_accept_length",
-        Kind.GAUGE,
-        "Accept length since this engine started; 0 before any step, or without counters.",
-        ("replica",),
-        _by_replica(_replica_accept_length),
-    ),
-    Series(
-        "regen_replica_speculation_verdict",
-        Kind.GAUGE,
-        "1 for the latest verdict on this replica's speculation, 0 for the others; warm-up first, then the guard.",
-        ("replica", "verdict"),
-        _verdicts,
-    ),
-    Series(
-        "regen_replica_speculating",
-        Kind.GAUGE,
-        "1 while this replica's engine was started with speculation, 0 while without.",
-        ("replica",),
-        lambda snapshot: [
-            ((str(slot),), float(snapshot.status.speculation.arms.get(slot, "off") != "off"))
-            for slot in sorted(snapshot.status.replicas)
-        ],
-    ),
-    Series(
-        "regen_calibrating",
-        Kind.GAUGE,
-        "1 while it is measured whether speculation pays.",
-        (),
-        _one(lambda snapshot: float(snapshot.status.speculation.phase == "calibrating")),
-    ),
-    Series(
-        "regen_replica_kv_usage_ratio",
-        Kind.GAUGE,
-        "Share of the key-value cache in use.",
-        ("replica",),
-        _by_replica(lambda stats: stats.counters.kv_usage),
-    ),
-    Series(
-        "regen_replica_loop_lag_seconds",
-        Kind.GAUGE,
-        "How late the replica's event loop was at its last exchange.",
-        ("replica",),
-        _by_replica(lambda stats: stats.loop_lag_seconds),
+_RUN = Section(
+    "The run",
+    (
+        _gauge("regen_info", "Always 1: what runs.", readers.info, "name", "version", "target", "draft"),
+        _gauge("regen_phase", "1 for the phase that the run is in.", is_now(readers.phase, Phase), "phase"),
+        _gauge(
+            "regen_session_seconds",
+            "Since this session's coordinator began; a restarted one begins anew.",
+            one(lambda now: now.status.session_seconds),
+        ),
     ),
 )
-
-
-class Endpoint:
-    """The HTTP endpoint. Raises UserError when it cannot listen."""
-
-    def __init__(self, host: str, port: int, snapshot: Callable[[], Snapshot]) -> None:
-        registry = CollectorRegistry()
-        registry.register(_TableCollector(snapshot))
-        try:
-            self._server, self._thread = start_http_server(port, addr=host, registry=registry)
-        except OSError as error:
-            raise UserError(
-                f"metrics: cannot listen on {host}:{port}: {error.strerror}."
-                " Set metrics.port to a free port, to 0 for any, or to null for none."
-            ) from error
-        self.url = f"http://{host}:{self._server.server_port}/metrics"
-
-    def check(self) -> None:
-        """Scrape ourselves once: every series of the table must be there before the first row."""
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            with direct.open(self.url, timeout=10) as answer:
-                text = answer.read().decode("utf-8")
-        except OSError as error:
-            raise UserError(f"metrics: {self.url} does not answer to a scrape of our own: {error}") from error
-        missing = [series.name for series in SERIES if f"# HELP {series.name}" not in text]
-        if missing:
-            raise UserError(f"metrics: {self.url} does not show {', '.join(missing)}")
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-class _TableCollector(Collector):
-    def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
-        self._snapshot = snapshot
-
-    def describe(self) -> Iterable[Metric]:
-        return [_family(series) for series in SERIES]
-
-    def collect(self) -> Iterator[Metric]:
-        snapshot = self._snapshot()
-        for series in SERIES:
-            family = _family(series)
-            for labels, value in series.read(snapshot):
-                family.add_metric(list(labels), value)
-            yield family
-
-
-def _family(series: Series) -> CounterMetricFamily | GaugeMetricFamily:
-    kind = CounterMetricFamily if series.kind is Kind.COUNTER else GaugeMetricFamily
-    return kind(series.name, series.help, labels=list(series.labels))
-
-
-def _label(source: str) -> str:
-    """A source's name as a label: bounded. The client library escapes quotes and newlines."""
-    if len(source) <= LABEL_LENGTH:
-        return source
-    return f"{source[: LABEL_LENGTH - 9]}-{hashlib.blake2b(source.encode(), digest_size=4).hexdigest()}"
+_ROWS = Section(
+    "Rows and tokens",
+    (
+        _gauge("regen_rows_planned", "Rows of the frozen plan, refused ones too.", readers.rows_planned, "source"),
+        _gauge("regen_rows_remaining", "Planned rows without an outcome yet.", readers.rows_remaining, "source"),
+        _gauge(
+            "regen_rows_standing",
+            "Rows by the outcome that holds now; a row that was made again is here once.",
+            readers.rows_standing,
+            "source",
+            "status",
+        ),
+        _counter(
+            "regen_rows_done",
+            "Outcomes committed; a row that was made again counts with each of its outcomes.",
+            readers.rows_done,
+            "source",
+            "status",
+        ),
+        _gauge("regen_rows_queued", "Rows to be made that nobody has.", one(lambda now: now.status.queued)),
+        _gauge("regen_rows_in_flight", "Rows that replicas work on.", one(lambda now: now.status.in_flight)),
+        _gauge(
+            "regen_rows_uncommitted",
+            "Finished rows that are not in the journal yet.",
+            one(lambda now: now.status.uncommitted_rows),
+        ),
+        _gauge("regen_uncommitted_bytes", "Their size in memory.", one(lambda now: now.status.uncommitted_bytes)),
+        _gauge(
+            "regen_uncommitted_bytes_limit",
+            "checkpoint.uncommitted_bytes: with so much of it, no rows are handed out.",
+            one(lambda now: now.facts.uncommitted_bytes_limit),
+        ),
+        _gauge(
+            "regen_rows_reopened",
+            "Rows that have an outcome and are wanted once more.",
+            one(lambda now: now.status.reopened),
+        ),
+        _gauge(
+            "regen_rows_suspected",
+            "Rows that run apart because engines died with them.",
+            one(lambda now: now.status.suspects),
+        ),
+        _counter("regen_retries", "Attempts that failed, by reason.", readers.retries, "reason"),
+        _counter(
+            "regen_generations",
+            "Assistant turns in committed rows.",
+            by_source(lambda source: source.generations),
+            "source",
+        ),
+        _counter(
+            "regen_generations_labelled",
+            "Committed assistant turns by what is said of them: cut, looping, empty, out of format.",
+            readers.labelled,
+            "source",
+            "label",
+        ),
+        _counter(
+            "regen_output_tokens",
+            "Tokens sampled in committed rows.",
+            by_source(lambda source: source.output_tokens),
+            "source",
+        ),
+        _counter(
+            "regen_prompt_tokens",
+            "Prompt tokens of committed generations.",
+            by_source(lambda source: source.prompt_tokens),
+            "source",
+        ),
+        Series(
+            "regen_row_tokens",
+            Kind.HISTOGRAM,
+            "Committed rows by their output tokens, all turns together.",
+            ("source",),
+            readers.row_tokens,
+        ),
+        _gauge(
+            "regen_useful_tokens_per_second",
+            "Output tokens a second of rows, over the last minutes; NaN before there are any.",
+            one(lambda now: now.status.useful_tokens_per_second),
+        ),
+    ),
+)
+_TIME = Section(
+    "Time and money",
+    (
+        _gauge(
+            "regen_eta_seconds",
+            "Until the run ends: low, mid and high are the 10th, 50th and 90th percentile; NaN while nothing is known.",
+            readers.eta_seconds,
+            "bound",
+        ),
+        _gauge("regen_eta_state", "1 for what the estimate is now.", is_now(readers.eta_state, EtaState), "state"),
+        _gauge(
+            "regen_deadline_seconds",
+            "Until the session drains because of limits.hours; NaN without.",
+            one(lambda now: now.deadline_seconds),
+        ),
+        _counter("regen_gpu_seconds", "GPUs times the seconds that engines held them.", one(readers.gpu_seconds)),
+        _gauge(
+            "regen_cost_so_far",
+            "GPU-hours so far times price.per_gpu_hour, at today's price; NaN without one.",
+            readers.cost_so_far,
+            "currency",
+        ),
+        _gauge(
+            "regen_cost_to_go",
+            "What the mid ETA will cost with every replica at work; NaN without a price or an ETA.",
+            readers.cost_to_go,
+            "currency",
+        ),
+    ),
+)
+_SPECULATION = Section(
+    "Speculation",
+    (
+        _gauge(
+            "regen_accept_length",
+            "Tokens a verification step over committed rows; 1: speculation does nothing, NaN: there was none.",
+            one(lambda now: readers.accept_length(now.status.totals.acceptance)),
+        ),
+        _counter(
+            "regen_source_speculation_drafts",
+            "Verification steps in committed rows, degenerate ones left out.",
+            by_source(lambda source: source.acceptance.drafts),
+            "source",
+        ),
+        _counter(
+            "regen_source_speculation_accepted_tokens",
+            "Draft tokens accepted in committed rows, degenerate ones left out.",
+            by_source(lambda source: source.acceptance.accepted),
+            "source",
+        ),
+        _counter(
+            "regen_replica_speculation_drafts",
+            "Verification steps in committed rows of this replica.",
+            by_maker(lambda made: made.acceptance.drafts),
+            "replica",
+        ),
+        _counter(
+            "regen_replica_speculation_drafted_tokens",
+            "Draft tokens verified in committed rows of this replica.",
+            by_maker(lambda made: made.acceptance.drafted),
+            "replica",
+        ),
+        _counter(
+            "regen_replica_speculation_accepted_tokens",
+            "Draft tokens accepted in committed rows of this replica.",
+            by_maker(lambda made: made.acceptance.accepted),
+            "replica",
+        ),
+        _counter(
+            "regen_replica_speculation_accepted_at",
+            "Steps in committed rows that accepted the draft token at this position, from 0.",
+            readers.accepted_at,
+            "replica",
+            "position",
+        ),
+        _gauge(
+            "regen_replica_accept_length",
+            "The engine's own, since it started; NaN before any step, or without counters.",
+            by_replica(lambda stats: readers.accept_length(stats.counters.acceptance)),
+            "replica",
+        ),
+        _gauge(
+            "regen_replica_speculation_verdict",
+            "1 for the latest verdict on this replica's speculation; warm-up first, then the guard.",
+            readers.verdicts,
+            "replica",
+            "verdict",
+        ),
+        _gauge(
+            "regen_replica_speculating",
+            "1 while this replica's engine was started with speculation, 0 while without.",
+            readers.speculating,
+            "replica",
+        ),
+        _gauge(
+            "regen_calibrating",
+            "1 while it is measured whether speculation pays.",
+            one(lambda now: float(now.status.speculation.phase == "calibrating")),
+        ),
+    ),
+)
+_REPLICAS = Section(
+    "Replicas",
+    (
+        _gauge(
+            "regen_replica_up",
+            "1 while this replica's engine works, 0 while it starts, warms up or is gone.",
+            by_replica(readers.is_up),
+            "replica",
+        ),
+        _gauge("regen_replica_state", "1 for the state of this replica.", readers.replica_states, "replica", "state"),
+        _gauge(
+            "regen_replica_slots",
+            "Sequences that this replica decodes at once.",
+            by_replica(lambda stats: stats.slots),
+            "replica",
+        ),
+        _gauge(
+            "regen_replica_running_rows",
+            "Rows that this replica works on.",
+            by_replica(lambda stats: stats.running_rows),
+            "replica",
+        ),
+        _gauge(
+            "regen_replica_waiting_requests",
+            "Requests that wait in this replica's engine.",
+            by_replica(lambda stats: stats.counters.waiting),
+            "replica",
+        ),
+        _gauge(
+            "regen_replica_kv_usage_ratio",
+            "Share of the key-value cache in use.",
+            by_replica(lambda stats: stats.counters.kv_usage),
+            "replica",
+        ),
+        _gauge(
+            "regen_replica_loop_lag_seconds",
+            "How late this replica's event loop was at its last exchange.",
+            by_replica(lambda stats: stats.loop_lag_seconds),
+            "replica",
+        ),
+        _counter(
+            "regen_replica_rows_done",
+            "Outcomes committed, by the replica that made the row.",
+            readers.rows_by_replica,
+            "replica",
+            "status",
+        ),
+        _counter(
+            "regen_replica_output_tokens",
+            "Tokens sampled in committed rows of this replica.",
+            by_maker(lambda made: made.output_tokens),
+            "replica",
+        ),
+        _counter(
+            "regen_replica_sampled_tokens",
+            "Tokens that this replica's engines have sampled: also for rows that were dropped.",
+            by_slot(lambda slot: slot.sampled_tokens),
+            "replica",
+        ),
+        _counter(
+            "regen_replica_computed_prompt_tokens",
+            "Prompt tokens that this replica's engines have computed.",
+            by_slot(lambda slot: slot.computed_prompt_tokens),
+            "replica",
+        ),
+        _counter(
+            "regen_replica_prefix_hit_tokens",
+            "Prompt tokens that were found in this replica's prefix cache.",
+            by_slot(lambda slot: slot.prefix_hit_tokens),
+            "replica",
+        ),
+        _counter(
+            "regen_replica_preemptions",
+            "Sequences that this replica's engines set back because the key-value cache was full.",
+            by_slot(lambda slot: slot.preemptions),
+            "replica",
+        ),
+        _counter(
+            "regen_replica_starts",
+            "Engines that were begun in this replica.",
+            by_slot(lambda slot: slot.starts),
+            "replica",
+        ),
+        _counter(
+            "regen_replica_restarts",
+            "Engines that were not their session's first in this replica.",
+            by_slot(lambda slot: slot.restarts),
+            "replica",
+        ),
+        _counter(
+            "regen_replica_stalls",
+            "Rows and engines that were given up because no token came, or no word.",
+            by_slot(lambda slot: slot.stalls),
+            "replica",
+        ),
+        _counter(
+            "regen_replica_slot_seconds",
+            "Sequences times seconds, by what they did; starved: free while rows wait, no_rows: free and none left.",
+            readers.slot_seconds,
+            "replica",
+            "state",
+        ),
+        _counter(
+            "regen_replica_engine_seconds",
+            "Seconds that this replica held an engine, starting or at work.",
+            by_slot(lambda slot: slot.engine_seconds),
+            "replica",
+        ),
+    ),
+)
+_STORE = Section(
+    "Store and coordinator",
+    (
+        _counter("regen_commits", "Files published in the journal.", one(lambda now: now.status.commits)),
+        _gauge(
+            "regen_last_commit_age_seconds",
+            "Since this session last published rows, or began.",
+            one(lambda now: now.status.last_commit_age_seconds),
+        ),
+        _gauge(
+            "regen_commit_interval_seconds",
+            "checkpoint.interval_seconds: finished rows are published at least so often.",
+            one(lambda now: now.facts.commit_interval_seconds),
+        ),
+        _gauge(
+            "regen_store_unavailable",
+            "1 while the store does not take or give what it is asked for.",
+            one(lambda now: float(now.status.store_error is not None)),
+        ),
+        _counter(
+            "regen_store_errors", "Times that the store was waited for.", one(lambda now: now.status.tally.store_errors)
+        ),
+        _gauge(
+            "regen_store_credentials_seconds",
+            "Until the store's keys end; NaN where that is not known, or they do not.",
+            one(lambda now: now.status.credentials_seconds_left),
+        ),
+        _counter(
+            "regen_coordinator_restarts",
+            "Coordinators that took the place of one that had died.",
+            one(lambda now: now.status.tally.coordinator_restarts),
+        ),
+        _gauge(
+            "regen_coordinator_loop_lag_seconds",
+            "How late the coordinator's event loop was at its last tick.",
+            one(lambda now: now.status.loop_lag_seconds),
+        ),
+    ),
+)
+SECTIONS: tuple[Section, ...] = (_RUN, _ROWS, _TIME, _SPECULATION, _REPLICAS, _STORE)
+SERIES: tuple[Series, ...] = tuple(series for section in SECTIONS for series in section.series)

@@ -35,15 +35,14 @@ _WORST_FIRST = (
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Of one GPU and one hour that an engine holds it; `gpus` are those of one replica."""
+    """Of one GPU and one hour that an engine holds it."""
 
     per_gpu_hour: float
     currency: str
-    gpus: float
 
     def so_far(self, tally: Tally) -> float:
-        """What the engines have cost since the run began."""
-        return sum(slot.engine_seconds for slot in tally.slots.values()) * self.gpus / 3600 * self.per_gpu_hour
+        """What the run's engines have cost since it began, as far as that is published."""
+        return sum(slot.gpu_seconds for slot in tally.slots.values()) / 3600 * self.per_gpu_hour
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,10 @@ class RayCoordinator:
     async def slot_lost(self, slot: int) -> None:
         await _answered(self.actor.slot_lost.remote(slot))
 
+    async def farewell(self) -> str | None:
+        awaited: str | None = await _answered(self.actor.farewell.remote())
+        return awaited
+
 
 @dataclass(frozen=True, slots=True)
 class RayWorker:
@@ -255,6 +259,9 @@ class CoordinatorActor:
 
     async def slot_lost(self, slot: int) -> None:
         await self._coordinator.slot_lost(slot)
+
+    async def farewell(self) -> str | None:
+        return await self._coordinator.farewell()
 
 
 @ray.remote(max_restarts=0, max_task_retries=0)

@@ -17,6 +17,7 @@ from regen.records import CoordinatorStatus, Status
 from regen.run import session
 from regen.run.driver import Cluster
 from regen.run.patience import patiently
+from regen.run.run_facts import price_of
 from regen.run.session import Standing
 from regen.run.start import Begun
 
@@ -57,9 +58,10 @@ def drive(begun: Begun, address: str | None, verbosity: int, shown: Display, log
 def conduct(begun: Begun, cluster: Cluster, shown: Display, drain_seconds: float) -> CoordinatorStatus:
     """The session itself, on whatever cluster. The last status; raises the run's error."""
     run = begun.worker_setup.run
+    price = price_of(run.spec)
 
     def show(status: CoordinatorStatus) -> None:
-        shown(facts_of(status, run.spec.name, run.session))
+        shown(facts_of(status, run.spec.name, run.session, price))
 
     with shown:
         return asyncio.run(session.conduct(cluster, begun.worker_setup, show, shown.say, drain_seconds))

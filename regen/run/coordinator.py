@@ -16,18 +16,19 @@ import os
 import time
 import traceback
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
-from typing import cast
+from typing import TypeVar, cast
 
 import pyarrow as pa
 
 from regen import rows
 from regen.data.plan import open_plan
 from regen.errors import Fenced, RegenError, RunHeld, StoreError, StoreUnavailable, UserError
-from regen.observe.metrics import Endpoint, Snapshot
+from regen.observe.endpoint import Endpoint, told_awaited
+from regen.observe.snapshot import Snapshot
 from regen.protocols import Storage
 from regen.records import (
     Command,
@@ -59,6 +60,7 @@ from regen.run.open_run import OpenRun, opened_schedule
 from regen.run.patience import Patience
 from regen.run.progress_duty import ProgressDuty
 from regen.run.publisher import Publisher, ordinals
+from regen.run.run_facts import deadline_seconds, gpus_per_replica, run_facts
 from regen.run.schedule import Exhausted, Grant, Report
 from regen.run.setup import Assignment, RunSetup
 from regen.run.speculation import SpeculationControl
@@ -77,8 +79,12 @@ TICK_SECONDS = 0.2
 BREAKER_DRAIN_SECONDS = 60.0
 # When speculation is what ends the run.
 SPECULATION_DRAIN_SECONDS = 60.0
+# So long a scrape waits for the loop to give it its numbers.
+_SNAPSHOT_SECONDS = 5.0
 _FEWEST_WARMUP_ROWS = 8
 _ENDED = (Phase.FINISHED, Phase.DRAINED, Phase.FAILED)
+
+T = TypeVar("T")
 
 
 class Coordinator:
@@ -185,6 +191,16 @@ class Coordinator:
             self._run.schedule.slot_lost(slot)
             self._run.speculation.slot_lost(slot)
 
+    async def farewell(self) -> str | None:
+        """All workers have left. Who has yet to scrape the final numbers, for people; None: nobody is waited for.
+
+        One that was restarted meanwhile waits for nobody, and begins nothing.
+        """
+        if self._endpoint is None or isinstance(self._error, Fenced | RunHeld):
+            return None
+        awaited = self._endpoint.farewell(self._spec.metrics.hold_seconds)
+        return None if awaited is None else told_awaited(self._endpoint.url, awaited)
+
     async def close(self) -> None:
         """Stop at once, publishing nothing: what a kill does, for coordinators that share a process with others."""
         if self._work is not None:
@@ -195,7 +211,9 @@ class Coordinator:
         if (run := self._run) is not None:
             for duty in (run.progress, run.credentials, run.publisher):
                 await duty.cancel()
-        self._close_endpoint()
+        if self._endpoint is not None:
+            endpoint, self._endpoint = self._endpoint, None
+            await asyncio.to_thread(endpoint.close)
 
     # --- the work --------------------------------------------------------------------------------
 
@@ -223,7 +241,8 @@ class Coordinator:
             self._error = self._error or RegenError(f"the coordinator failed: {type(error).__name__}: {error}")
         self._phase = self._ending_phase()
         await self._leave_holder()
-        self._close_endpoint()
+        if self._endpoint is not None:
+            self._endpoint.release()
 
     async def _open(self) -> OpenRun:
         """Replay, then claim: nothing is leased before. Waits for a store that is away."""
@@ -505,7 +524,7 @@ class Coordinator:
             for slot, stats in self._fleet.stats.items()
             if self._fleet.has_heard(slot) or not is_adopting
         }
-        run.tally.look(now, slots)
+        run.tally.look(now, slots, gpus_per_replica(self._spec))
         run.tally.hung(run.schedule.hung(now))
         run.tally.store_failed(self._patience.failures)
 
@@ -543,6 +562,7 @@ class Coordinator:
             error=self._error,
             dismissed=run.garbage.dismissed if run else (),
             tally=run.published_tally if run else Tally(),
+            published=run.published if run else None,
             queued=run.schedule.queued if run else 0,
             reopened=run.reopened_left if run else 0,
             uncommitted_bytes=run.publisher.uncommitted_bytes if run else 0,
@@ -572,8 +592,9 @@ class Coordinator:
         metrics = self._spec.metrics
         if metrics.port is None:
             return
+        snapshot = _on_loop(asyncio.get_running_loop(), lambda: self._snapshot(run))
         try:
-            self._endpoint = Endpoint(metrics.host, metrics.port, lambda: self._snapshot(run))
+            self._endpoint = await asyncio.to_thread(Endpoint, metrics.host, metrics.port, snapshot, {})
             await asyncio.to_thread(self._endpoint.check)
         except UserError:
             if not run.is_restart:
@@ -581,12 +602,8 @@ class Coordinator:
             traceback.print_exc()
 
     def _snapshot(self, run: OpenRun) -> Snapshot:
-        return Snapshot(self._status(), run.planned_by_source, time.monotonic() - run.publisher.published_at)
-
-    def _close_endpoint(self) -> None:
-        if self._endpoint is not None:
-            self._endpoint.close()
-            self._endpoint = None
+        deadline = deadline_seconds(self._setup.started_at, self._spec.limits.hours, datetime.now(UTC))
+        return Snapshot(self._status(), run.planned_by_source, run_facts(self._spec), deadline)
 
     def _claim(self) -> Claim:
         setup = self._setup
@@ -594,6 +611,15 @@ class Coordinator:
 
     def _released(self) -> Record:
         return Released(self._setup.session, ReleaseReason(self._ending_phase().value), utc_now())
+
+
+def _on_loop(loop: asyncio.AbstractEventLoop, make: Callable[[], T]) -> Callable[[], T]:
+    """For other threads: what belongs to the loop is looked at there, between its steps, and never half-way."""
+
+    async def made() -> T:
+        return make()
+
+    return lambda: asyncio.run_coroutine_threadsafe(made(), loop).result(_SNAPSHOT_SECONDS)
 
 
 def _outdated(reopened: Reopened, table: pa.Table | None) -> frozenset[int]:

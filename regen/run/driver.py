@@ -29,6 +29,9 @@ LEAVE_SECONDS = 20.0
 TRIAL_RESTARTS = 8
 # After `limits.hours`, what runs gets so long to end.
 HOURS_DRAIN_SECONDS = 60.0
+# While the final numbers wait for a scrape, it is asked so often whether it came; an answer may take so long.
+FAREWELL_POLL_SECONDS = 0.5
+FAREWELL_ANSWER_SECONDS = 5.0
 # Errors that say nothing of the rows that an engine had.
 _BLAMELESS = (UserError, EngineStartFailed, EngineGarbage)
 _ENDED = (Phase.FINISHED, Phase.DRAINED, Phase.FAILED)
@@ -46,6 +49,10 @@ class CoordinatorHandle(Protocol):
     async def worker_gone(self, worker: WorkerId, death: Death | None = None) -> Toll: ...
 
     async def slot_lost(self, slot: int) -> None: ...
+
+    async def farewell(self) -> str | None:
+        """Who has yet to scrape the final numbers; None: nobody is waited for."""
+        ...
 
 
 class WorkerHandle(Protocol):
@@ -100,9 +107,22 @@ class Driver:
         self._lost: set[int] = set()
         self._lost_told_to = ""
         self._wake = asyncio.Event()
+        self._told: set[str] = set()
+        self._is_leaving = False
+        self._is_hurried = False
 
     def drain(self, seconds: float) -> None:
-        """Ask for an orderly end: nothing new is begun, finished rows are published, then the session ends."""
+        """Somebody asks for an orderly end: nothing new is begun, finished rows are published, then the session ends.
+
+        Whoever asks waits for it: then nobody's scrape is waited for.
+        """
+        self._is_hurried = True
+        if self._is_leaving:
+            self._wake.set()
+        else:
+            self._drain(seconds)
+
+    def _drain(self, seconds: float) -> None:
         if seconds > 0:
             self._say(f"draining: finished rows are published, running ones get up to {seconds:g} s to end")
         self._drain_until = time.monotonic() + seconds
@@ -116,6 +136,17 @@ class Driver:
     async def run(self) -> CoordinatorStatus:
         """The last status: finished or drained. Raises the run's error otherwise."""
         coordinator = await self._cluster.start_coordinator(self._pattern.run)
+        try:
+            return await self._until_end(coordinator)
+        except asyncio.CancelledError:
+            self._is_hurried = True
+            raise
+        finally:
+            await self._farewell(coordinator)
+            await self._cluster.close()
+
+    async def _until_end(self, coordinator: CoordinatorHandle) -> CoordinatorStatus:
+        """Until the run has ended for this session and every replica has left."""
         replicas: list[asyncio.Task[None]] = []
         try:
             status = await self._until_open(coordinator)
@@ -125,12 +156,36 @@ class Driver:
             status = await self._supervise(coordinator, replicas)
             if replicas:
                 await asyncio.wait(replicas, timeout=LEAVE_SECONDS)
-            return status
+            return await self._last_status(coordinator, status)
         finally:
             for replica in replicas:
                 replica.cancel()
             await asyncio.gather(*replicas, return_exceptions=True)
-            await self._cluster.close()
+
+    async def _last_status(self, coordinator: CoordinatorHandle, seen: CoordinatorStatus) -> CoordinatorStatus:
+        """With the replicas as they have left; what was seen before, where the coordinator has gone meanwhile."""
+        with suppress(RegenError, TimeoutError):
+            async with asyncio.timeout(FAREWELL_ANSWER_SECONDS):
+                last = await coordinator.status()
+                return last if last.phase is seen.phase else seen
+        return seen
+
+    async def _farewell(self, coordinator: CoordinatorHandle) -> None:
+        """While somebody has yet to scrape the final numbers: nothing else is held by then, and nothing is lost."""
+        self._is_leaving = True
+        told = ""
+        with suppress(RegenError, TimeoutError):
+            while not self._is_hurried:
+                async with asyncio.timeout(FAREWELL_ANSWER_SECONDS):
+                    awaited = await coordinator.farewell()
+                if awaited is None:
+                    return
+                if not told:
+                    self._say(told := awaited)
+                self._wake.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(FAREWELL_POLL_SECONDS):
+                        await self._wake.wait()
 
     async def _until_open(self, coordinator: CoordinatorHandle) -> CoordinatorStatus:
         """No engine is loaded for a run that somebody else holds."""
@@ -224,7 +279,7 @@ class Driver:
     def _obey_hours(self, started_at: float) -> None:
         hours = self._pattern.run.spec.limits.hours
         if hours is not None and self._drain_until is None and time.monotonic() - started_at > hours * 3600:
-            self.drain(HOURS_DRAIN_SECONDS)
+            self._drain(HOURS_DRAIN_SECONDS)
 
     async def _pass_on_drain(self, coordinator: CoordinatorHandle, status: CoordinatorStatus) -> None:
         """To every coordinator that has not heard of it: a restarted one has forgotten. Bounded, whatever hangs."""
@@ -260,7 +315,7 @@ class Driver:
         """A lost replica is a smaller fleet; the last one's loss ends the run, once finished rows are published."""
         failed = [error for replica in replicas if (error := replica.exception()) is not None]
         if failed and self._drain_until is None:
-            self.drain(LEAVE_SECONDS / 2)  # for the store: nothing is in work any more
+            self._drain(LEAVE_SECONDS / 2)  # for the store: nothing is in work any more
             status = await coordinator.status()
             while status.phase not in _ENDED and time.monotonic() - since < LEAVE_SECONDS:
                 await self._pass_on_drain(coordinator, status)
@@ -274,6 +329,10 @@ class Driver:
         """Watching cannot kill a run: a closed pipe, say, is the watcher's trouble."""
         with suppress(Exception):
             self._watch(status)
+        for slot, stats in status.replicas.items():
+            if stats.metrics_error is not None and stats.metrics_error not in self._told:
+                self._told.add(stats.metrics_error)
+                self._say(f"replica {slot}: {stats.metrics_error}")
 
     def _say(self, text: str) -> None:
         with suppress(Exception):

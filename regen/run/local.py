@@ -61,6 +61,9 @@ class LocalCoordinator:
     async def slot_lost(self, slot: int) -> None:
         await self._living.slot_lost(slot)
 
+    async def farewell(self) -> str | None:
+        return await self._living.farewell()
+
     async def exchange(self, request: ExchangeRequest) -> ExchangeReply:
         return await self._living.exchange(request)
 

@@ -11,9 +11,11 @@ from typing import Any
 from regen.data.plan import open_plan, read_summary
 from regen.data.plan_summary import PlanSummary, SourceSummary
 from regen.observe.eta_text import eta_text
+from regen.observe.terminal_facts import Price
 from regen.protocols import Storage
 from regen.records import Status, Tally, Totals
 from regen.run.record import require_record
+from regen.run.run_facts import price_of
 from regen.store.control import Record, RetriesEnded, RunClosed, SpeculationDecided, SuspectRows
 from regen.store.holder import Holder, HolderState, read_holder
 from regen.store.replay import replay
@@ -50,6 +52,7 @@ class Look:
     closed_at: str | None = None
     suspects: int = 0
     tally: Tally = field(default_factory=Tally)
+    price: Price | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -116,6 +119,8 @@ class Look:
             "retries_ended": self.retries_ended,
             "suspects": self.suspects,
             **self._trouble_json(),
+            "cost_so_far": None if self.price is None else self.price.so_far(self.tally),
+            "currency": None if self.price is None else self.price.currency,
             "outcomes_by_source": self._by_source(),
             "outcomes_by_replica": outcomes_by_replica(self.totals),
             "labels_by_source": labels_by_source(self.totals),
@@ -206,6 +211,7 @@ def look(storage: Storage, known: KnownPlan | None = None) -> Look:
         closed_at=next((record.at for record in replayed.records if isinstance(record, RunClosed)), None),
         suspects=_suspects(replayed.records),
         tally=tally_of(newest_tally(replayed.records)),
+        price=price_of(record.spec),
     )
 
 

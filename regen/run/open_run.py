@@ -49,7 +49,7 @@ class OpenRun:
     heartbeat: Heartbeat
     credentials: CredentialWatch
     warmup: tuple[PlannedRow, ...] | None = None
-    _totals: tuple[int, Totals] | None = None
+    _totals: tuple[int, Totals, Totals] | None = None
     _published_tally: tuple[int, Tally] | None = None
 
     @property
@@ -64,10 +64,20 @@ class OpenRun:
 
     @property
     def totals(self) -> Totals:
-        """Of everything committed; added up only when something was published since."""
-        if self._totals is None or self._totals[0] != self.journal.next_number:
-            self._totals = (self.journal.next_number, self.journal.totals)
-        return self._totals[1]
+        """Of everything committed."""
+        return self._counted()[1]
+
+    @property
+    def published(self) -> Totals:
+        """The same, and rows that were made again with each of their results."""
+        return self._counted()[2]
+
+    def _counted(self) -> tuple[int, Totals, Totals]:
+        """Added up only when something was published since."""
+        number = self.journal.next_number
+        if self._totals is None or self._totals[0] != number:
+            self._totals = (number, self.journal.totals, self.journal.published)
+        return self._totals
 
     @property
     def published_tally(self) -> Tally:

@@ -107,7 +107,10 @@ def note_session(begun: Begun, last: CoordinatorStatus) -> None:
 
 
 def read_pilot(begun: Begun, gpu_hour_price: float | None) -> Pilot:
-    """What the store has of this sample. Raises JournalDamaged, StoreError."""
+    """What the store has of this sample. Raises JournalDamaged, StoreError.
+
+    `gpu_hour_price` None: the spec's, if it has one.
+    """
     storage, spec, sample = begun.storage, begun.worker_setup.run.spec, begun.worker_setup.run.pilot_rows
     plan = open_plan(storage)
     rows = sorted(CommittedRows(storage, plan.count).rows(sample), key=lambda row: row.ordinal)
@@ -119,6 +122,8 @@ def read_pilot(begun: Begun, gpu_hour_price: float | None) -> Pilot:
         Stratum(to_make[name], [_tokens(row) for row in rows if row.source == name and row.status not in _LOST])
         for name in plan.sources
     ]
+    if gpu_hour_price is None and spec.price is not None:
+        gpu_hour_price = spec.price.per_gpu_hour
     gpus = spec.engine.gpus_per_replica * spec.engine.replicas if isinstance(spec.engine, VllmEngineSpec) else 0.0
     whole = estimate(strata, pace, spec.engine.slots * spec.engine.replicas, gpus, gpu_hour_price)
     view = PilotView(

@@ -10,10 +10,11 @@ from regen.data.profiles import AnswerFormat
 from regen.data.target import resolve_target
 from regen.data.template import TokenizerTemplate, load_template
 from regen.engines.fake import FakeEngine
+from regen.observe.process_metrics import serve_process_metrics
 from regen.protocols import AnswerParser, Engine
 from regen.run.draft_folder import make_draft_folder
 from regen.run.setup import Purpose, WorkerSetup
-from regen.run.worker import Exchange, Worker
+from regen.run.worker import Exchange, Served, Worker
 from regen.spec import FakeEngineSpec, SpeculationSpec
 
 
@@ -58,7 +59,16 @@ def build_worker(setup: WorkerSetup, exchange: Exchange) -> Worker:
         target.template_kwargs,
         control_as_text=spec.policies.control_tokens == "text",
     )
-    return Worker(setup, build_engine(setup), template, exchange, partial(build_parser, setup.answers, template))
+    make_parser = partial(build_parser, setup.answers, template)
+    return Worker(setup, build_engine(setup), template, exchange, make_parser, _own_metrics(setup))
+
+
+def _own_metrics(setup: WorkerSetup) -> Callable[[], Served] | None:
+    """None: they are not wanted."""
+    metrics = setup.run.spec.metrics
+    if metrics.engine_port is None:
+        return None
+    return partial(serve_process_metrics, metrics.host, metrics.engine_port + setup.worker.slot)
 
 
 def build_parser(answers: AnswerFormat, template: TokenizerTemplate) -> AnswerParser | None:

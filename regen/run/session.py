@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from regen.data.plan import open_plan
+from regen.observe.exposition import plain_values
+from regen.observe.snapshot import Snapshot
 from regen.protocols import Storage
 from regen.records import CoordinatorStatus, Phase, ReplicaStats, Status, Totals
 from regen.run.calibrate import choice_among
@@ -20,6 +22,7 @@ from regen.run.driver import Cluster, Driver, EventLog, Watcher
 from regen.run.held import control_records
 from regen.run.look import labels_by_source, outcomes_by_replica
 from regen.run.record import require_record
+from regen.run.run_facts import run_facts
 from regen.run.setup import RunSetup, WorkerSetup
 from regen.spec import RunSpec
 from regen.store import layout
@@ -103,7 +106,7 @@ def seal_complete(storage: Storage) -> list[Shard]:
 
 
 def write_report(storage: Storage, spec: RunSpec, last: CoordinatorStatus, found: Standing) -> None:
-    """report.json: the totals, and what this session saw. Derived: it can be lost and made again.
+    """report.json: the totals, what this session saw, and all metrics at its end. Derived: it can be made again.
 
     `spec` is the session's own, which may have another engine or another speculation than run.json.
     """
@@ -118,8 +121,13 @@ def write_report(storage: Storage, spec: RunSpec, last: CoordinatorStatus, found
         "accept_length": found.totals.acceptance.accept_length,
         "speculation": _speculation(control_records(storage), spec),
         "session": _session(last),
+        "metrics": plain_values(Snapshot(last, _planned(storage), run_facts(spec))),
     }
     storage.replace(layout.REPORT, json.dumps(report, indent=1).encode("utf-8"))
+
+
+def _planned(storage: Storage) -> dict[str, int]:
+    return {source.name: source.rows for source in open_plan(storage).summary.sources}
 
 
 def _speculation(records: Sequence[Record], spec: RunSpec) -> dict[str, Any]:

@@ -59,13 +59,19 @@ class _Slot:
     reading: SlotReading
     counts: dict[str, int] = field(default_factory=dict)
     engine_seconds: float = 0.0
+    gpu_seconds: float = 0.0
     seconds: dict[SlotState, float] = field(default_factory=dict)
 
     def add(self, name: str, count: int) -> None:
         self.counts[name] = self.counts.get(name, 0) + count
 
     def tally(self) -> SlotTally:
-        return SlotTally(engine_seconds=self.engine_seconds, slot_seconds=self.seconds, **self.counts)
+        return SlotTally(
+            engine_seconds=self.engine_seconds,
+            gpu_seconds=self.gpu_seconds,
+            slot_seconds=self.seconds,
+            **self.counts,
+        )
 
 
 class RunningTally:
@@ -152,14 +158,19 @@ class RunningTally:
         """How often the store was waited for since this coordinator began."""
         self._store_errors = max(self._store_errors, times)
 
-    def look(self, now: float, slots: Mapping[int, Mapping[SlotState, int]]) -> None:
-        """What the sequences of each slot have been doing since the last look; `now` in seconds."""
+    def look(self, now: float, slots: Mapping[int, Mapping[SlotState, int]], gpus: float = 0.0) -> None:
+        """What the sequences of each slot have been doing since the last look; `now` in seconds.
+
+        `gpus` are those that one engine holds, in this session: the next may give it others.
+        """
         before, self._looked_at = self._looked_at, now
         if before is None:
             return
         for number, states in slots.items():
             slot = self._slot(number)
-            slot.engine_seconds += 0.0 if SlotState.GONE in states else now - before
+            held_seconds = 0.0 if SlotState.GONE in states else now - before
+            slot.engine_seconds += held_seconds
+            slot.gpu_seconds += held_seconds * gpus
             for state, count in states.items():
                 slot.seconds[state] = slot.seconds.get(state, 0.0) + count * (now - before)
 
@@ -199,7 +210,7 @@ def _taken_up(tally: SlotTally, reading: SlotReading) -> _Slot:
         "restarts": tally.restarts,
         "stalls": tally.stalls,
     }
-    return _Slot(reading, counts, tally.engine_seconds, dict(tally.slot_seconds))
+    return _Slot(reading, counts, tally.engine_seconds, tally.gpu_seconds, dict(tally.slot_seconds))
 
 
 def _retry_reason(reason: str) -> RetryReason:

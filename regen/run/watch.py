@@ -105,6 +105,8 @@ def facts_of_look(seen: Look, silent_seconds: float = 0.0) -> TerminalFacts:
         commits=seen.commits,
         decisions=seen.decisions,
         tally=seen.tally,
+        cost_so_far=None if seen.price is None else seen.price.so_far(seen.tally),
+        currency="" if seen.price is None else seen.price.currency,
     )
     if seen.is_finished or seen.holder is None or seen.holder.state is not HolderState.RUNNING:
         return facts

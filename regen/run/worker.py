@@ -16,11 +16,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from typing import Protocol
 
 import pyarrow as pa
 
 from regen import rows
-from regen.errors import EngineDied, EngineError, EngineGarbage, EngineStalled, EngineStartFailed, RowFailed
+from regen.errors import EngineDied, EngineError, EngineGarbage, EngineStalled, EngineStartFailed, RowFailed, UserError
 from regen.protocols import AnswerParser, ChatTemplate, Engine
 from regen.records import (
     Command,
@@ -61,6 +62,12 @@ _STATES = {
 }
 
 
+class Served(Protocol):
+    """Something that others read over the network until it is closed."""
+
+    def close(self) -> None: ...
+
+
 class Worker:
     """One incarnation of one replica slot."""
 
@@ -71,8 +78,15 @@ class Worker:
         template: ChatTemplate,
         exchange: Exchange,
         make_parser: Callable[[], AnswerParser | None] = lambda: None,
+        serve_metrics: Callable[[], Served] | None = None,
     ) -> None:
-        """`make_parser` is called once, in a thread, before the engine is started: it may take seconds."""
+        """`make_parser` is called once, in a thread, before the engine is started: it may take seconds.
+
+        `serve_metrics` begins to serve the engine's own metrics, or raises UserError. None: they are not wanted.
+        """
+        self._serve_metrics = serve_metrics
+        self._metrics: Served | None = None
+        self._metrics_error: str | None = None
         self._setup = setup
         self._engine = engine
         self._template = template
@@ -105,6 +119,7 @@ class Worker:
     async def run(self) -> Left:
         """Start the engine, warm it up, work until told to stop. Raises EngineError when the engine cannot go on."""
         try:
+            await self._begin_metrics()
             if not await self._start_engine() or not await self._warm_up():
                 return Left.STOPPED
             while await self._exchange_once():
@@ -120,6 +135,14 @@ class Worker:
             await self._leave()
 
     # --- life ------------------------------------------------------------------------------------
+
+    async def _begin_metrics(self) -> None:
+        """Without them the replica works as well: what is in the way is said, and stops nothing."""
+        if self._serve_metrics is not None:
+            try:
+                self._metrics = await asyncio.to_thread(self._serve_metrics)
+            except UserError as error:
+                self._metrics_error = str(error)
 
     async def _start_engine(self) -> bool:
         """Exchanges go on while the engine loads: the coordinator sees a replica that is starting, not a silent one.
@@ -199,6 +222,8 @@ class Worker:
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        if self._metrics is not None:
+            await asyncio.to_thread(self._metrics.close)
         await self._engine.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
@@ -318,6 +343,7 @@ class Worker:
             warmup=self._warmup,
             first_request_at=self._first_request_at,
             last_completion_at=self._last_completion_at,
+            metrics_error=self._metrics_error,
         )
 
     # --- rows ------------------------------------------------------------------------------------

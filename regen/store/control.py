@@ -283,6 +283,7 @@ class SlotCounts(NamedTuple):
     no_rows_tenths: int = 0
     starting_tenths: int = 0
     gone_tenths: int = 0
+    gpu_tenths: int = 0
 
 
 class SlotReading(NamedTuple):

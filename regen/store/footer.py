@@ -32,7 +32,8 @@ class Snapshot:
 @dataclass(frozen=True, slots=True)
 class Footer:
     """`rows`, `table_bytes` (as an Arrow table), `digest`, `first`, `last` are about this file's rows; `totals` are
-    about all journal rows up to here.
+    about all journal rows up to here. `published` counts all that were ever in it, also those that were made again
+    since or lost to damage: no number of it falls.
 
     `writer` is unique to one Journal object: two incarnations of one session never take each other's file for their
     own. `at` is when the file was built, as ISO 8601 text in UTC by the clock of its writer: for people and pictures.
@@ -52,6 +53,7 @@ class Footer:
     first: int | None
     last: int | None
     totals: Totals
+    published: Totals
     records: tuple[Record, ...]
     bytes_before: int
     previous_digest: str
@@ -74,6 +76,7 @@ def to_json(footer: Footer) -> dict[str, Any]:
         "first": footer.first,
         "last": footer.last,
         "totals": totals.to_json(footer.totals),
+        "published": None if footer.published == footer.totals else totals.to_json(footer.published),
         "records": [control.to_json(record) for record in footer.records],
         "bytes_before": footer.bytes_before,
         "previous_digest": footer.previous_digest,
@@ -103,6 +106,7 @@ def from_json(values: Mapping[str, Any], where: str) -> Footer:
             first=values["first"],
             last=values["last"],
             totals=totals.from_json(values["totals"]),
+            published=totals.from_json(values["totals" if values["published"] is None else "published"]),
             records=tuple(control.from_json(record, where) for record in values["records"]),
             bytes_before=values["bytes_before"],
             previous_digest=values["previous_digest"],

@@ -4,7 +4,7 @@ Guarantees: `commit` returns only when its rows are durable and part of the sequ
 another session has claimed the run, nothing of this one is published any more (Fenced). The first result of a row
 within its round counts, and no later one is ever written.
 Knows nothing of schedules, and reads a clock only to tell people. Blocking: call it from a thread, one call at a time;
-`totals`, `done`, `records`, `next_round` and `next_number` may be read from other threads. Costs one file per commit,
+all properties but `pending` may be read from other threads. Costs one file per commit,
 and one copy of the bitmap; the first row that is made again, one pass over ids of older files, and then 4 bytes a row
 of the plan.
 
@@ -125,6 +125,11 @@ class Journal:
     def totals(self) -> Totals:
         """Of everything committed, settled rows of the plan included."""
         return totals.plus(self._known().totals, self._settled_totals)
+
+    @property
+    def published(self) -> Totals:
+        """Of everything that was ever committed, settled rows too: a row that was made again counts each time."""
+        return totals.plus(self._known().published, self._settled_totals)
 
     @property
     def made(self) -> OrdinalSet:
@@ -296,7 +301,9 @@ class Journal:
     def _build(self, table: pa.Table, records: tuple[Record, ...], repeated: tuple[int, ...]) -> Prepared:
         before = self._known()
         after = before.copy()
-        after.totals = totals.plus(self._totals_without(table), totals.count(table))
+        made = totals.count(table)
+        after.totals = totals.plus(self._totals_without(table), made)
+        after.published = totals.plus(before.published, made)
         after.standing = before.standing.after(records)
         after.next_number += 1
         for ordinal, round_ in zip(integers(table, "ordinal"), integers(table, "round"), strict=True):
@@ -324,6 +331,7 @@ class Journal:
             first=ordinals[0] if ordinals else None,
             last=ordinals[-1] if ordinals else None,
             totals=after.totals,
+            published=after.published,
             records=records,
             bytes_before=before.total_bytes,
             previous_digest=before.last_digest,

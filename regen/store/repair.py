@@ -98,6 +98,7 @@ def void(storage: Storage, examined: Examined, claim: Claim, at: str) -> int:
         first=None,
         last=None,
         totals=ledger.totals,
+        published=ledger.published,
         records=records,
         bytes_before=ledger.total_bytes,
         previous_digest=ledger.last_digest,
@@ -172,7 +173,13 @@ class _Examination:
             next_number=self._listed[-1].number + 1 if self._listed else 0,
             total_bytes=sum(file.size for file in whole),
             last_digest=self._files.read_digest(whole[-1].number) if whole else "",
+            published=self._published(),
         )
+
+    def _published(self) -> Totals:
+        """What was published stays so: as the newest file has it that can be read."""
+        footers = (self._readable_footer(number) for number in reversed(self._numbers()))
+        return next((footer.published for footer in footers if footer is not None), Totals())
 
     def _totals(self) -> Totals:
         counted = Totals()

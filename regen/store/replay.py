@@ -9,7 +9,7 @@ missing file or one of another size is found here. Files that a repair has voide
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -49,7 +49,9 @@ class Replayed:
 
 @dataclass(slots=True)
 class Ledger:
-    """The journal's own rows up to some file. `rounds` holds the rounds above 0; sizes in bytes."""
+    """The journal's own rows up to some file. `rounds` holds the rounds above 0; `published` as in a footer; sizes in
+    bytes.
+    """
 
     done: OrdinalSet
     rounds: dict[int, int]
@@ -58,6 +60,7 @@ class Ledger:
     next_number: int = 0
     total_bytes: int = 0
     last_digest: str = ""
+    published: Totals = field(default_factory=Totals)
 
     @classmethod
     def empty(cls, plan_rows: int) -> Ledger:
@@ -90,7 +93,7 @@ class Ledger:
             raise damaged(where, f"it is of session {footer.session} while {holder} held the run")
         for ordinal, round_ in zip(integers(ids, "ordinal"), integers(ids, "round"), strict=True):
             self.add_row(ordinal, round_)
-        self.totals, self.standing = footer.totals, standing
+        self.totals, self.published, self.standing = footer.totals, footer.published, standing
         self.next_number, self.total_bytes = footer.number + 1, footer.bytes_before + size
 
 
@@ -214,6 +217,7 @@ def _from_snapshot(footer: Footer, snapshot: Snapshot, plan_rows: int, size: int
         done=done,
         rounds=dict(snapshot.rounds),
         totals=footer.totals,
+        published=footer.published,
         standing=snapshot.standing,
         next_number=footer.number + 1,
         total_bytes=footer.bytes_before + size,

@@ -37,6 +37,7 @@ def slot_counts(slot: int, tally: SlotTally) -> SlotCounts:
     return SlotCounts(
         slot=slot,
         engine_tenths=_tenths(tally.engine_seconds),
+        gpu_tenths=_tenths(tally.gpu_seconds),
         sampled_tokens=tally.sampled_tokens,
         computed_prompt_tokens=tally.computed_prompt_tokens,
         prefix_hit_tokens=tally.prefix_hit_tokens,
@@ -51,6 +52,7 @@ def slot_counts(slot: int, tally: SlotTally) -> SlotCounts:
 def _slot_tally(counts: SlotCounts) -> SlotTally:
     return SlotTally(
         engine_seconds=counts.engine_tenths / 10,
+        gpu_seconds=counts.gpu_tenths / 10,
         sampled_tokens=counts.sampled_tokens,
         computed_prompt_tokens=counts.computed_prompt_tokens,
         prefix_hit_tokens=counts.prefix_hit_tokens,

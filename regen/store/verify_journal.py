@@ -236,6 +236,8 @@ class JournalCheck:
             self.find(Code.JOURNAL_TOTALS, number, message)
         elif running.has_all and running.can_sum and footer.totals != running.totals:
             self.find(Code.JOURNAL_TOTALS, number, "its running totals are not those of the rows up to here")
+        elif running.published is not None and footer.published != running.published:
+            self.find(Code.JOURNAL_TOTALS, number, "its count of all that was published is not that of the files")
         if running.has_all and footer.snapshot is not None:
             with naming_damage(self.journal.where(number)):
                 done = OrdinalSet.from_text(footer.plan_rows, footer.snapshot.done).grown(self._plan_rows)
@@ -267,6 +269,7 @@ class _Running:
         self.total_bytes: int | None = 0
         self.standing = Standing()
         self.totals = Totals()
+        self.published: Totals | None = Totals()
         self.has_all = True
         self.can_sum = True
 
@@ -274,18 +277,22 @@ class _Running:
         if (pc.max(group["round"]).as_py() or 0) > 0:
             self.can_sum = False  # an older row does not count any more, and its numbers are not kept
         if not set(group["status"].unique().to_pylist()) <= set(_STATUSES):
-            self.can_sum = False
-        if self.can_sum:
-            self.totals = totals.plus(self.totals, totals.count(group))
+            self.can_sum, self.published = False, None
+        if self.can_sum or self.published is not None:
+            made = totals.count(group)
+            self.totals = totals.plus(self.totals, made)
+            self.published = None if self.published is None else totals.plus(self.published, made)
 
     def lose_track(self) -> None:
         self.has_all = self.can_sum = False
+        self.published = None
         self.total_bytes = None
         self._has_damage = True
 
     def leave_out(self, number: int) -> None:
         """A file that is not looked at: what comes after it still counted it, until a repair that voided it."""
         self.has_all = False
+        self.published = None
         self.total_bytes = None
         self._left_out.append(number)
 
@@ -297,6 +304,7 @@ class _Running:
         if not self._has_damage and all(number in voided for number in self._left_out):
             self.has_all = True
             self.total_bytes = self.whole_bytes
+            self.published = footer.published
 
     def take_over(self, footer: Footer) -> None:
         """A snapshot holds records of files before it, also of those that cannot be read any more."""

@@ -50,17 +50,24 @@ def finish(folder: Path, spec: str, process: subprocess.Popen[str] | None = None
 
 @pytest.mark.parametrize("victim", ["ray::CoordinatorActor", "ray::ReplicaActor"])
 def test_an_actor_killed_costs_nothing_but_what_it_was_making(tmp_path: Path, victim: str) -> None:
-    checkpoint = {"interval_seconds": 2.0}
-    spec = written(make_spec(tmp_path, rows=150, engine=ENGINE, checkpoint=checkpoint), tmp_path)
+    """And whoever scrapes it sees its end: the coordinator stays for that when all else has gone."""
+    checkpoint, port = {"interval_seconds": 2.0}, free_port()
+    metrics = {"port": port, "hold_seconds": 60}
+    spec = written(make_spec(tmp_path, rows=150, engine=ENGINE, checkpoint=checkpoint, metrics=metrics), tmp_path)
     with started([*REGEN, "run", spec], cwd=tmp_path) as process:
         wait_until(lambda: done(tmp_path / "run") > 0)
         kill(titled(process.pid, victim)[0])
+        wait_until(lambda: sample(scraped(port), "regen_phase", phase="finished") == 1)
+        wait_until(lambda: not scraped(port))
         finish(tmp_path, spec, process)
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    for killed in ("coordinator", "replica"):
+        restarts = report["metrics"][f"regen_{killed}_restarts_total"]
+        assert sum(one["value"] for one in restarts) == (killed.title() in victim)
     rows = shard_table(tmp_path / "run").to_pylist()
     assert [row["ordinal"] for row in rows] == list(range(150))
     assert {row["observed"]["attempts"] for row in rows} == {1}
     if "Coordinator" in victim:
-        report = json.loads((tmp_path / "run" / "report.json").read_text())
         assert report["session"]["sampled_tokens"] == report["output_tokens"], "no row was made twice"
 
 

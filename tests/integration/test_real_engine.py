@@ -14,13 +14,14 @@ from regen.run.export import ExportOptions, export
 from regen.run.session import standing
 from regen.spec import dump_spec, parse_spec
 from regen.store.local import LocalStorage
-from tests.processes import REGEN, descendants, exists, kill, regen, started, titled, wait_until
+from tests.processes import REGEN, descendants, exists, free_port, kill, regen, started, titled, wait_until
 from tests.runs import conversations, shard_table, write_jsonl
+from tests.scrapes import sample, scraped
 
 pytestmark = [pytest.mark.engine, pytest.mark.ray]
 
 
-def write_spec(folder: Path, model: Path, rows: int) -> str:
+def write_spec(folder: Path, model: Path, rows: int, engine_port: int) -> str:
     write_jsonl(folder / "rows.jsonl", conversations(rows))
     raw: dict[str, Any] = {
         "name": "real",
@@ -36,7 +37,7 @@ def write_spec(folder: Path, model: Path, rows: int) -> str:
         "sampling": {"max_tokens": 64, "temperature": 0.0},
         "sources": [{"name": "rows", "path": "rows.jsonl"}],
         "checkpoint": {"interval_seconds": 1, "rows_per_shard": 10},
-        "metrics": {"port": None},
+        "metrics": {"port": None, "engine_port": engine_port},
     }
     spec = parse_spec(raw, origin="test")
     (folder / "spec.yaml").write_text(dump_spec(spec), encoding="utf-8")
@@ -49,15 +50,18 @@ def has_done(folder: Path, rows: int) -> bool:
 
 def test_killed_twice_and_continued_the_run_is_whole_and_reads_back(tmp_path: Path, smollm2: Path) -> None:
     """First a replica's process, whose engine must go with it; then the driver. Two engine starts after the first."""
-    spec = write_spec(tmp_path, smollm2, rows=45)
+    port = free_port()
+    spec = write_spec(tmp_path, smollm2, rows=45, engine_port=port)
     with started([*REGEN, "run", spec], cwd=tmp_path) as process:
         wait_until(partial(has_done, tmp_path / "run", 5), seconds=180)
+        check_own_series(port)
         (replica,) = titled(process.pid, "ray::ReplicaActor")
         engine = descendants(replica)
         assert engine, "vLLM's engine runs in processes of its own"
         kill(replica)
         wait_until(lambda: not any(exists(pid) for pid in engine), seconds=30)
         wait_until(partial(has_done, tmp_path / "run", 20), seconds=180)
+        check_own_series(port)  # of the next engine, at the same port
         process.kill()
     done = regen("resume", "run", cwd=tmp_path, timeout_seconds=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -67,6 +71,14 @@ def test_killed_twice_and_continued_the_run_is_whole_and_reads_back(tmp_path: Pa
     check_exports(tmp_path / "run", smollm2, tmp_path / "exports")
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert report["accept_length"] > 1.0
+
+
+def check_own_series(port: int) -> None:
+    """vLLM's, from the process that holds `AsyncLLM`, although its engine runs in others."""
+    text = scraped(port)
+    assert sample(text, "vllm:generation_tokens_total") > 0
+    assert sample(text, "vllm:spec_decode_num_drafts_total") > 0
+    assert sample(text, "vllm:num_requests_running") >= 0
 
 
 def check_rows(run: Path, model: Path) -> None:

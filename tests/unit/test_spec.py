@@ -126,6 +126,33 @@ def test_the_commented_spec_is_a_spec_and_names_every_key() -> None:
         for name, field in type(model).model_fields.items():
             assert f"{name}:" in text, f"{section}.{name}"
             assert field.description, f"{section}.{name} has no explanation"
+    assert "# per_gpu_hour:" in text
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        ({"port": 9501, "engine_port": 9500}, r"metrics\.port \(9501\).*metrics\.engine_port \(9500\) to 9503"),
+        ({"engine_port": 65533}, r"metrics\.engine_port \(65533\) leaves no ports for 4 replicas"),
+        ({"engine_port": 0}, r"metrics\.engine_port"),
+        ({"hold_seconds": -1}, r"metrics\.hold_seconds"),
+    ],
+)
+def test_ports_of_engines_are_beside_the_runs_own(metrics: dict[str, Any], said: str) -> None:
+    engine = {"kind": "fake", "replicas": 4}
+    parse_spec(raw(engine=engine, metrics={"port": 9464, "engine_port": 9465}), origin="x")
+    parse_spec(raw(engine=engine, metrics={"port": None, "engine_port": 9464}), origin="x")
+    with pytest.raises(SpecError, match=said):
+        parse_spec(raw(engine=engine, metrics=metrics), origin="x")
+
+
+def test_a_price_is_one_of_money() -> None:
+    with pytest.raises(SpecError, match=r"price\.per_gpu_hour"):
+        parse_spec(raw(price={"per_gpu_hour": -1}), origin="x")
+    with pytest.raises(SpecError, match=r"price\.currency"):
+        parse_spec(raw(price={"per_gpu_hour": 1, "currency": "a\nb"}), origin="x")
+    with pytest.raises(SpecError, match=r"price\.per_gpu_hour: is missing"):
+        parse_spec(raw(price={"currency": "EUR"}), origin="x")
 
 
 def test_a_spec_survives_its_own_yaml() -> None:
@@ -178,7 +205,8 @@ def test_what_shapes_outputs_is_in_the_fingerprint(changes: dict[str, Any]) -> N
         {"sources": [{"name": "a", "path": "elsewhere/a.jsonl"}]},
         {"checkpoint": {"interval_seconds": 3}},
         {"limits": {"hours": 3}},
-        {"metrics": {"port": 1}},
+        {"metrics": {"port": 1, "hold_seconds": 5, "engine_port": 9500}},
+        {"price": {"per_gpu_hour": 2.5, "currency": "EUR"}},
         {"output": "elsewhere"},
         {"name": "y"},
     ],

@@ -165,6 +165,22 @@ def test_totals_after_a_repair_are_those_of_the_rows_that_count(whole: Folder) -
     assert check(storage).is_right
 
 
+def test_what_was_published_stays_so_through_a_repair(whole: Folder) -> None:
+    storage = whole.storage()
+    before = footer_of(storage, FILES - 1)
+    assert before.published != before.totals, "the folder has rows that were made again"
+    _truncate(storage, 3)
+
+    repair(storage)
+
+    after = footer_of(storage, FILES)
+    assert after.totals != before.totals
+    assert after.published == before.published
+    complete(storage, "later")
+    assert check(storage).is_right
+    assert footer_of(storage, max(_numbers(storage))).published.done > before.published.done
+
+
 def test_a_retry_after_a_repair_replaces_rows_in_the_totals(whole: Folder) -> None:
     storage = whole.storage()
     _truncate(storage, 2)

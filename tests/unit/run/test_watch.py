@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from regen.errors import ExitCode, StoreUnavailable
-from regen.observe.terminal_facts import TerminalFacts
+from regen.observe.terminal_facts import Price, TerminalFacts
 from regen.protocols import Storage
-from regen.records import Eta, EtaState, Phase, Status, Totals
+from regen.records import Eta, EtaState, Phase, SlotTally, Status, Tally, Totals
 from regen.run.look import Look
 from regen.run.watch import DEAD_SECONDS, SILENT_SECONDS, Heartbeat, ended, facts_of_look, watch
 from regen.store.holder import Holder, HolderProgress, HolderState, write_holder
@@ -117,6 +117,10 @@ def test_what_the_coordinator_said_last_is_shown_with_what_is_published() -> Non
     assert (facts.planned, facts.done, facts.left, facts.suspects) == (100, 12, 88, 4)
     assert (facts.phase, facts.tokens_per_second, facts.in_flight, facts.queued) == ("running", 99.0, 8, 80)
     assert facts.accept_length == 2.5
+    assert facts.cost_so_far is None
+    tally = Tally({slot: SlotTally(gpu_seconds=1800.0) for slot in (0, 1)})
+    priced = facts_of_look(replace(LOOK, tally=tally, price=Price(2.5, "EUR")))
+    assert (priced.cost_so_far, priced.currency) == (2.5, "EUR")
     reopened = facts_of_look(replace(LOOK, reopened=5))
     assert (reopened.done, reopened.left) == (7, 93)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -50,10 +51,11 @@ histories = st.lists(st.one_of(batches, st.just("new session")), max_size=8)
 
 
 class Model:
-    """The winning rows, kept whole."""
+    """The winning rows, kept whole; and all that ever counted."""
 
-    def __init__(self) -> None:
-        self.rows: dict[int, OutputRow] = {}
+    def __init__(self, rows: Iterable[OutputRow] = ()) -> None:
+        self.rows: dict[int, OutputRow] = dict(enumerate(rows))
+        self.published: list[OutputRow] = []
 
     def add(self, batch: list[OutputRow]) -> set[int]:
         """The ordinals that count."""
@@ -61,6 +63,7 @@ class Model:
         for row in batch:
             if row.ordinal not in self.rows or row.round > self.rows[row.ordinal].round:
                 self.rows[row.ordinal] = row
+                self.published.append(row)
                 counted.add(row.ordinal)
         return counted
 
@@ -174,7 +177,9 @@ def test_replay_is_what_the_rows_amount_to(history: list[list[OutputRow] | str],
     for step in history:
         if isinstance(step, str):
             session += 1
+            before = journal.published
             journal = opened()
+            assert journal.published == before
             continue
         counted = model.add(step)
         result = journal.publish(to_table(step))
@@ -185,6 +190,7 @@ def test_replay_is_what_the_rows_amount_to(history: list[list[OutputRow] | str],
         assert sorted(replayed.done) == sorted({*model.rows, 10, 11})
         assert replayed.totals == journal.totals
         assert replayed.totals == _as_kept(model.totals())
+        assert journal.published == _as_kept(Model(model.published).totals())
         assert replayed.next_number == journal.next_number == len(journal.files())
     newest = replay(storage, PLAN_ROWS, SETTLED).newest_claim
     assert newest == claim_of(f"s{session}")

@@ -220,6 +220,11 @@ def _wrong_by_length(folder: Folder) -> None:
     _wrong_part(folder, by_length={})
 
 
+def _wrong_published(folder: Folder) -> None:
+    footer = footer_of(folder.storage, 8)
+    folder.rewrite_footer(8, replace(footer, published=replace(footer.published, output_tokens=10**6)))
+
+
 def _wrong_outcomes(folder: Folder) -> None:
     footer = footer_of(folder.storage, 8)
     outcomes = {**footer.totals.outcomes, ("chat", Status.OK): 1000}
@@ -366,6 +371,7 @@ def _plan_with_other_refusals(folder: Folder) -> None:
         (_unknown_status, Code.ROW_STATUS, journal_key(8)),
         (_wrong_totals, Code.JOURNAL_TOTALS, journal_key(8)),
         (_wrong_outcomes, Code.JOURNAL_TOTALS, journal_key(8)),
+        (_wrong_published, Code.JOURNAL_TOTALS, journal_key(8)),
         (_wrong_sources, Code.JOURNAL_TOTALS, journal_key(8)),
         (_wrong_lengths, Code.JOURNAL_TOTALS, journal_key(8)),
         (_wrong_replicas, Code.JOURNAL_TOTALS, journal_key(8)),
