@@ -91,18 +91,18 @@ def test_the_terminal_is_whole_after_a_kill_9_and_the_block_fits_what_it_is_resi
 
 def test_machines_get_objects_alone_and_the_exit_code_in_the_last(tmp_path: Path) -> None:
     done = subprocess.run(
-        [*RUN, str(written(tmp_path, 200)), "--json"], cwd=tmp_path, env=environment(), capture_output=True, text=True
+        [*RUN, str(written(tmp_path, 60)), "--json"], cwd=tmp_path, env=environment(), capture_output=True, text=True
     )
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0
     assert {line["kind"] for line in lines} == {"status", "event", "end"}
     assert {line["schema"] for line in lines} == {1}
     assert (lines[-1]["kind"], lines[-1]["outcome"], lines[-1]["exit_code"]) == ("end", "finished", 0)
-    assert (lines[-2]["phase"], lines[-2]["done"]) == ("finished", 200)
+    assert (lines[-2]["phase"], lines[-2]["done"]) == ("finished", 60)
     assert len({line["session"] for line in lines}) == 1
     rows = [line["done"] for line in lines if line["kind"] == "status" and line["done"] is not None]
     assert rows == sorted(rows)
-    assert "running: 0 of 200 rows" in done.stderr
+    assert "running: 0 of 60 rows" in done.stderr
 
 
 @pytest.mark.parametrize(("arguments", "more"), [(["--log-format", "json"], {}), ([], {"REGEN_LOG_FORMAT": "json"})])
@@ -118,11 +118,11 @@ def test_an_error_is_an_object_for_machines_and_for_logs(
 
 def test_watching_ends_with_the_run_and_its_code(tmp_path: Path) -> None:
     """Begun before there is a run; beside the process that runs it."""
-    folder = written(tmp_path, 150)
+    folder = written(tmp_path, 80)
     with terminal([*REGEN, "status", "run", "--watch", "--interval", "0.3"], cwd=tmp_path) as screen:
         screen.wait_for("no run here yet")
         with started([*RUN, str(folder)], cwd=tmp_path) as process:
-            screen.wait_for(" of 150 rows")
+            screen.wait_for(" of 80 rows")
             screen.wait_for("in flight")
             assert screen.wait() == 0
             process.communicate(timeout=60)
