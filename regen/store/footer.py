@@ -86,13 +86,14 @@ def to_json(footer: Footer) -> dict[str, Any]:
 
 def from_json(values: Mapping[str, Any], where: str) -> Footer:
     """The inverse. Raises JournalDamaged, or StoreRefused for a version or control record that is not known here."""
+    with naming_damage(where):
+        if values["kind"] != "journal":  # a shard has versions of its own
+            raise ValueError(f"it is of kind {values['kind']!r}, not of the journal")
     if values.get("version") != VERSION:
         raise StoreRefused(
             f"{where}: has format version {values.get('version')!r}, this regen reads {VERSION}: use the other version"
         )
     with naming_damage(where):
-        if values["kind"] != "journal":
-            raise ValueError(f"it is of kind {values['kind']!r}, not of the journal")
         snapshot = values["snapshot"]
         return Footer(
             number=values["number"],
