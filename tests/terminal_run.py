@@ -24,6 +24,8 @@ def main(folder: Path, as_json: bool) -> int:
     log = Log()
     with for_machines(as_json) as lines:
         begun = begin(load_spec(folder / "spec.yaml"), StartOptions(processes=1), log)
+        if lines is not None:
+            lines.session = begun.worker_setup.run.session
         shown = display(TirelessConsole(stderr=as_json), log, lines)
         conduct(begun, LocalCluster(), shown, DRAIN_SECONDS)
         end = ending(begun.storage.url, settle(begun, log), allow_rejects=False)

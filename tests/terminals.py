@@ -42,7 +42,7 @@ class Terminal:
         fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self.process.send_signal(signal.SIGWINCH)
 
-    def wait_for(self, text: str, seconds: float = 60, after: int = 0) -> int:
+    def wait_for(self, text: str, seconds: float = 180, after: int = 0) -> int:
         """Until the text is seen behind that place; the place behind it. Raises TimeoutError."""
         deadline = time.monotonic() + seconds
         while text not in self.seen[after:]:
@@ -50,7 +50,7 @@ class Terminal:
                 raise TimeoutError(f"not seen: {text!r}, but: {self.seen[-2000:]}")
         return self.seen.index(text, after) + len(text)
 
-    def wait(self, seconds: float = 60) -> int:
+    def wait(self, seconds: float = 180) -> int:
         """Until the program ends: its exit code."""
         deadline = time.monotonic() + seconds
         while self._read() or self.process.poll() is None:

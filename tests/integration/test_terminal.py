@@ -70,7 +70,7 @@ def test_two_signals_of_one_wrapper_are_one(tmp_path: Path) -> None:
             assert line
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGTERM)
-        rest, _ = process.communicate(timeout=60)
+        rest, _ = process.communicate(timeout=180)
     assert process.returncode == 9
     assert "draining" in rest
     assert "stopping now" not in rest
@@ -125,7 +125,7 @@ def test_watching_ends_with_the_run_and_its_code(tmp_path: Path) -> None:
             screen.wait_for(" of 80 rows")
             screen.wait_for("in flight")
             assert screen.wait() == 0
-            process.communicate(timeout=60)
+            process.communicate(timeout=180)
         assert "every one has its outcome" in screen.seen
         assert is_whole(screen)
 
