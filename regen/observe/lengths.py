@@ -2,8 +2,9 @@
 
 Rows come in groups of one kind: a source, or part of one. A group's curve is the share of its rows longer than so many
 tokens. Where many rows were seen it follows them, whatever their shape (a life table, in which running rows count as
-longer than they are); where few were, it follows a lognormal fitted to all of the group; and where the group has few
-rows at all, its fit leans on what the other groups have in common.
+longer than they are); where few were, it follows a lognormal fitted to all of the group, or a Weibull where that
+explains the rows better (a light tail); and where the group has few rows at all, its fit leans on what the other groups
+have in common.
 
 Memory: one histogram a group. Cost: tens of microseconds a group for each curve.
 """
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from regen.observe import weibull
 from regen.observe.length_curve import Curve, bin_of, edges_to
 from regen.observe.lognormal import Belief, Evidence, learned, share_above
 
@@ -30,6 +32,9 @@ _ANYTHING = Belief(math.log(500), 0.0, 4.0, 0.0, 0.12)
 _APART_MU, _APART_SIGMA = 0.8, 0.25
 # How far rows may go on otherwise than fitted: in the logarithm of how fast they end.
 _MISFIT = 0.3
+# Between a lognormal and a Weibull it is decided from so many ended rows on; how far the latter is behind before that,
+# in logarithms; and how far off its shape may be, by the root of how many rows have ended.
+_FEWEST_FOR_SHAPE, _WEIBULL_ODDS, _SHAPE_SPREAD = 30, -2.0, 0.8
 _MOST_ENDING, _NOTHING = 0.95, 1e-280
 # Rounds in which the ages of interrupted rows are settled, and how many ages stand for all.
 _ROUNDS, _AGES = 3, 12
@@ -108,6 +113,56 @@ class _Seen:
         return Evidence(self.rows, self.total - self.rows * shift, squares, at_least)
 
 
+class _Shapes:
+    """The shares above each edge of one group: by a lognormal and by a Weibull, as far as the rows speak for each."""
+
+    def __init__(self, seen: _Seen, belief: Belief, partial: Sequence[_Partial]) -> None:
+        self._edges, self._belief = seen.edges, belief
+        lognormal = self._lognormal(*belief.at(0.0, 0.0))
+        self.middle, self._weight = lognormal, 0.0
+        self._rows = sum(seen.ended[:-1])
+        if self._rows < _FEWEST_FOR_SHAPE:
+            return
+        ended = [
+            (math.log(math.sqrt(max(1.0, low) * high)), float(rows))
+            for low, high, rows in zip(seen.edges[:-1], seen.edges[1:], seen.ended[:-1], strict=True)
+            if rows
+        ]
+        self._shape, self._scale = weibull.fitted(ended, seen.evidence(partial).at_least)
+        other = self._weibull(self._shape, self._scale)
+        odds = _likelihood(seen, partial, other) - _likelihood(seen, partial, lognormal)
+        self._weight = 1 / (1 + math.exp(-min(max(odds + _WEIBULL_ODDS, -50.0), 50.0)))
+        self.middle = [
+            (1 - self._weight) * one + self._weight * another for one, another in zip(lognormal, other, strict=True)
+        ]
+
+    def drawn(self, draw: random.Random) -> list[float]:
+        """One of those that it may be."""
+        first, second = draw.gauss(), draw.gauss()
+        if draw.random() >= self._weight:
+            return self._lognormal(*self._belief.at(first, second))
+        apart = 1 / math.sqrt(self._rows)
+        shape = self._shape * math.exp(_SHAPE_SPREAD * apart * first)
+        return self._weibull(shape, self._scale * math.exp(apart / self._shape * second))
+
+    def _lognormal(self, mu: float, sigma: float) -> list[float]:
+        return [1.0, *(share_above(mu, sigma, math.log(edge)) for edge in self._edges[1:])]
+
+    def _weibull(self, shape: float, scale: float) -> list[float]:
+        return [1.0, *(weibull.share_above(shape, scale, edge) for edge in self._edges[1:])]
+
+
+def _likelihood(seen: _Seen, partial: Sequence[_Partial], above: Sequence[float]) -> float:
+    """The log of it, but for what is the same for all shapes."""
+    curve = Curve(seen.edges, above)
+    total = 0.0
+    for place, rows in enumerate(seen.ended[:-1]):
+        if rows:
+            total += rows * math.log(max(above[place] - above[place + 1], _NOTHING))
+    total += seen.ended[-1] * math.log(max(above[-1], _NOTHING))
+    return total + sum(rows * math.log(max(curve.above(tokens), _NOTHING)) for tokens, rows in partial)
+
+
 class Lengths:
     """`LengthModel` of what is seen. Rows of earlier sessions may be told too: they are as good as any here."""
 
@@ -130,11 +185,11 @@ class Lengths:
         beliefs, partial = self._settled(running)
         tables = {name: _at_risk(seen, partial[name]) for name, seen in self._seen.items()}
         draw = random.Random(0)
+        shapes = {name: _Shapes(seen, beliefs[name], partial[name]) for name, seen in self._wholes.items()}
         for guess in range(count + 1):
             curves: dict[str, Curve] = {}
             for name, seen in self._wholes.items():
-                mu, sigma = beliefs[name].at(draw.gauss(), draw.gauss()) if guess else beliefs[name].at(0.0, 0.0)
-                fitted = [1.0, *(share_above(mu, sigma, math.log(edge)) for edge in seen.edges[1:])]
+                fitted = shapes[name].drawn(draw) if guess else shapes[name].middle
                 curves[name] = _curve(seen, tables[name], fitted, draw if guess else None)
             for name, whole in self._whole.items():
                 if name != whole:
@@ -144,9 +199,7 @@ class Lengths:
 
     def _fitted(self, name: str, beliefs: Mapping[str, Belief], partial: Mapping[str, Sequence[_Partial]]) -> Curve:
         seen = self._wholes[name]
-        mu, sigma = beliefs[name].at(0.0, 0.0)
-        fitted = [1.0, *(share_above(mu, sigma, math.log(edge)) for edge in seen.edges[1:])]
-        return _curve(seen, _at_risk(seen, partial[name]), fitted)
+        return _curve(seen, _at_risk(seen, partial[name]), _Shapes(seen, beliefs[name], partial[name]).middle)
 
     def _settled(self, running: Sequence[Running]) -> tuple[dict[str, Belief], dict[str, list[_Partial]]]:
         """What is believed of each whole group, and the rows in work that this rests on.

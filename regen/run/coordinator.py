@@ -17,6 +17,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -616,10 +617,20 @@ class Coordinator:
 def _on_loop(loop: asyncio.AbstractEventLoop, make: Callable[[], T]) -> Callable[[], T]:
     """For other threads: what belongs to the loop is looked at there, between its steps, and never half-way."""
 
-    async def made() -> T:
-        return make()
+    def asked() -> T:
+        answer: Future[T] = Future()
+        loop.call_soon_threadsafe(_answer, answer, make)
+        return answer.result(_SNAPSHOT_SECONDS)
 
-    return lambda: asyncio.run_coroutine_threadsafe(made(), loop).result(_SNAPSHOT_SECONDS)
+    return asked
+
+
+def _answer(answer: Future[T], make: Callable[[], T]) -> None:
+    """Whatever goes wrong is the asker's."""
+    try:
+        answer.set_result(make())
+    except Exception as error:
+        answer.set_exception(error)
 
 
 def _outdated(reopened: Reopened, table: pa.Table | None) -> frozenset[int]:
