@@ -136,7 +136,7 @@ def test_a_draft_below_its_profile_is_stopped_although_it_is_alive(tmp_path: Pat
 # --- the guard -----------------------------------------------------------------------------------
 
 
-LONG = {"replicas": 2, "slots": 8, "answer_tokens": 60, "step_seconds": 0.001}
+LONG = {"replicas": 2, "slots": 8, "answer_tokens": 60, "step_seconds": 0.1}
 
 
 def collapsing(folder: Path, kind: str, **changes: Any) -> RunSpec:
