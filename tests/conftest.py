@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.browser import Browser, NoBrowser, headless
 from tests.chaos.ray_cluster import RayHead
 from tests.s3_server import KEYS, S3Server, s3_server
 from tests.trainers import NotInstallable, trainer_environment
@@ -107,6 +108,18 @@ def trainer() -> Callable[[str], Path]:
             pytest.skip(str(error))
 
     return environment
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """A headless Chromium (tests/browser.py). CI must have it; elsewhere its tests are skipped without it."""
+    try:
+        with headless() as one:
+            yield one
+    except NoBrowser as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

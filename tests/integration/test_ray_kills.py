@@ -145,12 +145,12 @@ def test_on_a_terminal_the_command_shows_its_own_lines_alone_and_ctrl_c_drains_w
 ) -> None:
     spec = written(make_spec(tmp_path, rows=2000, engine={**ENGINE, "step_seconds": 0.05}), tmp_path)
     with terminal([*REGEN, "run", spec], cwd=tmp_path) as screen:
-        screen.wait_for("16 of 16 slots busy", seconds=120)
-        kill(titled(screen.process.pid, "ray::CoordinatorActor")[0])
-        screen.wait_for("the coordinator was restarted", seconds=120)
+        screen.wait_for("16 of 16 slots busy", seconds=PATIENCE_SECONDS)
+        kill(coordinator_of(tmp_path / "run"))
+        screen.wait_for("the coordinator was restarted", seconds=PATIENCE_SECONDS)
         screen.press(CTRL_C)
         screen.wait_for("draining: finished rows are published")
-        assert screen.wait(seconds=120) == 9
+        assert screen.wait(seconds=PATIENCE_SECONDS) == 9
         assert screen.echoes()
     assert not re.search(r"WARNING|INFO|pid=|Traceback", screen.seen)
     assert json.loads((tmp_path / "run" / "holder.json").read_text())["state"] == "drained"
