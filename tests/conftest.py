@@ -12,6 +12,7 @@ import pytest
 
 from tests.browser import Browser, NoBrowser, headless
 from tests.chaos.ray_cluster import RayHead
+from tests.prometheus_server import NoPrometheus, Programs, programs
 from tests.s3_server import KEYS, S3Server, s3_server
 from tests.trainers import NotInstallable, trainer_environment
 
@@ -117,6 +118,17 @@ def browser() -> Iterator[Browser]:
         with headless() as one:
             yield one
     except NoBrowser as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def debian_prometheus() -> Programs:
+    """A real Prometheus (tests/prometheus_server.py). CI must get it; elsewhere its tests are skipped without."""
+    try:
+        return programs()
+    except NoPrometheus as error:
         if os.environ.get("CI"):
             pytest.fail(str(error))
         pytest.skip(str(error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 import subprocess
 from functools import partial
@@ -21,6 +22,7 @@ from tests.chaos.ray_cluster import ENVIRONMENT, REPLICA, RayHead
 from tests.processes import PATIENCE_SECONDS, REGEN, free_port, kill, reached, regen, started, wait_until
 from tests.runs import begin_run, determined, drive, make_spec, shard_table
 from tests.scrapes import sample, scraped
+from tests.terminals import CTRL_C, terminal
 
 pytestmark = pytest.mark.ray
 
@@ -136,3 +138,19 @@ def test_two_starts_within_a_second_are_one_run(tmp_path: Path) -> None:
     assert "host" in refused
     finish(tmp_path, spec)
     assert len(determined(tmp_path / "run")) == 100
+
+
+def test_on_a_terminal_the_command_shows_its_own_lines_alone_and_ctrl_c_drains_whatever_was_killed(
+    tmp_path: Path,
+) -> None:
+    spec = written(make_spec(tmp_path, rows=2000, engine={**ENGINE, "step_seconds": 0.05}), tmp_path)
+    with terminal([*REGEN, "run", spec], cwd=tmp_path) as screen:
+        screen.wait_for("16 of 16 slots busy", seconds=PATIENCE_SECONDS)
+        kill(coordinator_of(tmp_path / "run"))
+        screen.wait_for("the coordinator was restarted", seconds=PATIENCE_SECONDS)
+        screen.press(CTRL_C)
+        screen.wait_for("draining: finished rows are published")
+        assert screen.wait(seconds=PATIENCE_SECONDS) == 9
+        assert screen.echoes()
+    assert not re.search(r"WARNING|INFO|pid=|Traceback", screen.seen)
+    assert json.loads((tmp_path / "run" / "holder.json").read_text())["state"] == "drained"
