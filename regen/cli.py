@@ -463,13 +463,24 @@ def seal(run: Run) -> None:
 
 
 @app.command()
-def report(run: Run, as_json: AsJson = False) -> None:
-    """How the draft was accepted: by source, turn, length and draft, and where it has most to gain."""
+def report(
+    run: Run,
+    html: Annotated[Path | None, typer.Option("--html", help="Write the page here, and nothing into the run.")] = None,
+    no_samples: Annotated[bool, typer.Option("--no-samples", help="No prompts and answers on the page.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write report.html and README.md of the run, also while it runs; print how the draft was accepted."""
     from regen.observe.acceptance_tables import report_tables
     from regen.run.report import report as make_report
+    from regen.run.report_page import write_page_to, write_pages
     from regen.store.storage import open_storage
 
-    made = make_report(open_storage(run))
+    storage = open_storage(run)
+    if html is None:
+        write_pages(storage, _say, not no_samples)
+    else:
+        write_page_to(storage, html, not no_samples)
+    made = make_report(storage)
     if as_json:
         print(json.dumps(made.to_json(), indent=1))
     else:
@@ -564,6 +575,7 @@ def _conduct(
     from regen.observe.live import display
     from regen.observe.tables import plan_line, plan_table, totals_line, totals_table
     from regen.run.command import drive, ending, settle
+    from regen.run.report_page import leave_pages
     from regen.run.session import standing
 
     with for_machines(as_json) as lines:
@@ -579,6 +591,7 @@ def _conduct(
             drive(begun, address, verbosity, display(console, _LOG, lines), _LOG)
         found = settle(begun, _say)
         _show(console, totals_table(found.planned, found.totals), totals_line(found.planned, found.totals))
+        leave_pages(begun.storage, _say)
         end = ending(begun.storage.url, found, allow_rejects)
         for told in end.told:
             _say(told)

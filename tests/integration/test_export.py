@@ -24,7 +24,7 @@ from regen.store.export.formats import FORMATS
 from regen.store.export.selection import Selection
 from regen.store.export.tally import Tally
 from tests import virtual_time
-from tests.processes import regen
+from tests.processes import regen_here
 from tests.runs import begin_run, conversations, drive, make_spec, shard_table
 
 ALL = sorted(FORMATS)
@@ -275,12 +275,12 @@ def test_statuses_by_name() -> None:
 
 def test_the_command(finished: Path, tmp_path: Path) -> None:
     words = ["export", str(finished / "run"), "--to", "speculators", "--out", "out"]
-    done = regen(*words, cwd=tmp_path)
+    done = regen_here(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "left out 1: rejected: empty_conversation" in done.stdout
-    assert regen(*words, cwd=tmp_path).returncode == 2
-    again = regen(*words, "--overwrite", "--json", "--include", "truncated", cwd=tmp_path)
+    assert regen_here(*words, cwd=tmp_path).returncode == 2
+    again = regen_here(*words, "--overwrite", "--json", "--include", "truncated", cwd=tmp_path)
     assert json.loads(again.stdout)["rows_kept"] == 30
-    refused = regen("export", str(finished / "run"), "--to", "automodel", "--out", "text", cwd=tmp_path)
+    refused = regen_here("export", str(finished / "run"), "--to", "automodel", "--out", "text", cwd=tmp_path)
     assert refused.returncode == 1
     assert "--allow-extra-loss" in refused.stderr
