@@ -11,6 +11,7 @@ import errno
 import http.client
 import math
 import secrets
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -47,12 +48,13 @@ class Endpoint:
         """`snapshot` and `pages` are called in threads of the server, several at a time."""
         self._own_word = secrets.token_hex()
         self._scrapers = Scrapers()
+        self._lock = threading.Lock()  # around the scrapers: requests come in threads of their own
         self._may_yield = False
         self._has_yielded = False
         registry = CollectorRegistry()
         registry.register(TableCollector(snapshot))
         routes: dict[str, Route] = {path: _without_request(page) for path, page in pages.items()}
-        routes[METRICS_PATH] = exposed(registry)
+        routes[METRICS_PATH] = self._noted(exposed(registry))
         self._server = _listening(lambda: HttpServer(host, port, routes, self._answered, self._orders()), host, port)
         self.url = self._server.url + METRICS_PATH
 
@@ -79,17 +81,33 @@ class Endpoint:
         `hold_seconds` as in `Scrapers.awaited`.
         """
         self.release()
-        if not self._scrapers.has_ended:
-            self._scrapers.end(time.monotonic())
-        return None if self._has_yielded else self._scrapers.awaited(time.monotonic(), hold_seconds)
+        with self._lock:
+            if not self._scrapers.has_ended:
+                self._scrapers.end(time.monotonic())
+            return None if self._has_yielded else self._scrapers.awaited(time.monotonic(), hold_seconds)
 
     def close(self) -> None:
         """Give up the port at once. May be called again."""
         self._server.close()
 
+    def _noted(self, page: Route) -> Route:
+        """That somebody comes is known before it has its answer."""
+
+        def scraped(asked: Asked) -> Page:
+            if self._is_scrape(asked):
+                with self._lock:
+                    self._scrapers.came(asked.client, asked.at)
+            return page(asked)
+
+        return scraped
+
     def _answered(self, path: str, asked: Asked) -> None:
-        if path == METRICS_PATH and asked.headers.get(_OWN_HEADER) != self._own_word:
-            self._scrapers.scraped(asked.client, asked.at, time.monotonic())
+        if path == METRICS_PATH and self._is_scrape(asked):
+            with self._lock:
+                self._scrapers.answered(asked.client, asked.at)
+
+    def _is_scrape(self, asked: Asked) -> bool:
+        return asked.method == "GET" and asked.headers.get(_OWN_HEADER) != self._own_word
 
     def _orders(self) -> dict[str, Callable[[], bool]]:
         return {_YIELD_PATH: self._yield}

@@ -48,8 +48,9 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request: who asks (an address and what it calls itself), when, and with what headers and query."""
+    """One request: how, who asks (an address and what it calls itself), when, and with what headers and query."""
 
+    method: str
     client: str
     at: float
     headers: Message
@@ -179,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
             known = ", ".join(sorted(self.server.site.routes))
             self._send_text(HTTPStatus.NOT_FOUND, f"there is nothing here; there is {known}")
             return
-        asked = Asked(self._client(), time.monotonic(), self.headers, parts.query)
+        asked = Asked(self.command, self._client(), time.monotonic(), self.headers, parts.query)
         try:
             page = route(asked)
         except Exception:  # a defect, and the request's trouble alone: the run goes on

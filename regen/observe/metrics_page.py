@@ -16,13 +16,13 @@ sum: nothing is to be added up over processes.
 - **They count what was published.** A row that is made again (`regen retry`, or because an engine's answers were
   garbage) counts once more in `regen_rows_done_total`, with its new outcome, and so do its tokens.
   `regen_rows_standing` is the other view: each row once, by the outcome that holds.
-- **Every series is there before the first row**, zeros included. A gauge whose value is not known is `NaN`, which no
-  comparison is true of.
+- **Every series is there before the first row**, zeros included. A gauge whose value is not known is `NaN`: it is
+  neither above nor below any threshold.
 - **Labels come from closed sets**: the plan's sources, the spec's replica slots and draft positions, and fixed words.
   How many series there are depends on the spec alone. A source's name of more than 87 characters is cut, and gets a
   digest.
-- `regen verify --repair` takes damaged files out of the count. That is the one thing that can make a counter fall:
-  Prometheus takes it for a restart from zero.
+- `regen verify --repair` takes nothing back, although rows are made again for it. Only what the newest files alone
+  knew, where nothing of them can be read, is lost from counters too: Prometheus takes that for a restart from zero.
 
 Only names of this machine are answered while `metrics.host` is on loopback (against DNS rebinding). There is no
 password: whoever reaches the port reads it, so bind it to other addresses only where that is meant.

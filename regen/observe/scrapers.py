@@ -48,13 +48,18 @@ class Scrapers:
         """From now on every number is final."""
         self._ended_at = now
 
-    def scraped(self, name: str, began_at: float, now: float) -> None:
-        """One scrape that was answered in full."""
+    def came(self, name: str, now: float) -> None:
+        """One scrape begins."""
         known = self._scrapers.pop(name, None)
-        is_final = self._ended_at is not None and began_at >= self._ended_at
-        self._scrapers[name] = _Scraper(now, now - known.last_at if known else None, is_final)
+        interval, has_final = (now - known.last_at, known.has_final) if known else (None, False)
+        self._scrapers[name] = _Scraper(now, interval, has_final)
         if len(self._scrapers) > _MOST_SCRAPERS:
             del self._scrapers[next(iter(self._scrapers))]
+
+    def answered(self, name: str, came_at: float) -> None:
+        """It has got all of its answer."""
+        if name in self._scrapers and self._ended_at is not None and came_at > self._ended_at:
+            self._scrapers[name].has_final = True
 
     def awaited(self, now: float, hold_seconds: float | None) -> Awaited | None:
         """Who has yet to see the final numbers; None: nobody (any more), or there is no end yet.

@@ -61,8 +61,13 @@ class Watched:
         await self.until(lambda: self.cluster.coordinator)
         assert self.cluster.coordinator is not None
         while (url := (await self.cluster.coordinator.status()).metrics_url) is None:
+            assert not self.running.done(), "it has gone"
             await asyncio.sleep(0.1)
         return parsed(await asyncio.to_thread(fetched, url))
+
+    @property
+    def metrics_url(self) -> str | None:
+        return self.seen[-1].metrics_url if self.seen else None
 
     def is_ended(self) -> bool:
         return bool(self.seen) and self.seen[-1].phase in (Phase.FINISHED, Phase.DRAINED, Phase.FAILED)
@@ -202,12 +207,14 @@ def test_who_scraped_gets_the_final_numbers_when_engines_are_gone_and_the_run_is
     scrapes: list[Samples] = []
 
     async def act(session: Watched) -> None:
-        while not session.said:
-            scrapes.append(await session.scraped())
+        while not session.running.done():
+            if (url := session.metrics_url) is not None:
+                scrapes.append(parsed(await asyncio.to_thread(fetched, url)))
+            if session.said:
+                assert look(session.begun.storage).has_ended
+                assert {worker.stats().state for worker in session.cluster.workers.values()} == {ReplicaState.STOPPED}
+                return
             await asyncio.sleep(1)
-        assert look(session.begun.storage).has_ended
-        assert {worker.stats().state for worker in session.cluster.workers.values()} == {ReplicaState.STOPPED}
-        scrapes.append(await session.scraped())
 
     session, last = watched(begun_with(tmp_path), act)
     assert last.phase is Phase.FINISHED

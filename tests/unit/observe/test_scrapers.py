@@ -5,10 +5,15 @@ from __future__ import annotations
 from regen.observe.scrapers import INTERVALS, LONGEST_SECONDS, Awaited, Scrapers
 
 
+def scrape(scrapers: Scrapers, name: str, at: float) -> None:
+    scrapers.came(name, at)
+    scrapers.answered(name, at)
+
+
 def every(interval: float, scrapes: int, name: str = "prometheus") -> Scrapers:
     scrapers = Scrapers()
     for number in range(scrapes):
-        scrapers.scraped(name, number * interval, number * interval)
+        scrape(scrapers, name, number * interval)
     return scrapers
 
 
@@ -33,7 +38,7 @@ def test_who_scraped_is_waited_for_two_intervals_and_a_half() -> None:
 def test_and_no_longer_than_it_needs() -> None:
     scrapers = every(10, 3)
     scrapers.end(25)
-    scrapers.scraped("prometheus", 30, 30.1)
+    scrape(scrapers, "prometheus", 30)
     assert scrapers.awaited(30.2, None) is None
 
 
@@ -61,19 +66,31 @@ def test_who_came_once_may_come_again_within_a_minute() -> None:
 
 def test_a_scrape_that_began_before_the_end_has_not_seen_it() -> None:
     scrapers = every(10, 3)
+    scrapers.came("prometheus", 24.9)
     scrapers.end(25)
-    scrapers.scraped("prometheus", 24.9, 25.1)
+    scrapers.answered("prometheus", 24.9)
     assert scrapers.awaited(25.2, None) is not None
+
+
+def test_a_scrape_without_its_answer_has_not_seen_it_either() -> None:
+    scrapers = every(10, 3)
+    scrapers.end(25)
+    scrapers.came("prometheus", 30)
+    assert scrapers.awaited(31, None) is not None
+    scrapers.answered("prometheus", 30)
+    assert scrapers.awaited(31, None) is None
+    scrapers.came("prometheus", 40)
+    assert scrapers.awaited(41, None) is None, "it has seen it before"
 
 
 def test_each_of_two_scrapers_gets_the_end() -> None:
     scrapers = every(10, 3, "one")
     for at in (0, 20):
-        scrapers.scraped("other", at, at)
+        scrape(scrapers, "other", at)
     scrapers.end(25)
-    scrapers.scraped("one", 30, 30)
+    scrape(scrapers, "one", 30)
     assert scrapers.awaited(31, None) == Awaited(25 + 50 - 31, ("other",))
-    scrapers.scraped("other", 40, 40)
+    scrape(scrapers, "other", 40)
     assert scrapers.awaited(41, None) is None
 
 
@@ -83,7 +100,7 @@ def test_a_number_of_seconds_is_waited_for_anybody() -> None:
     assert scrapers.awaited(10, 100) == Awaited(100, ())
     assert scrapers.awaited(109, 100) is not None
     assert scrapers.awaited(110, 100) is None
-    scrapers.scraped("prometheus", 20, 20)
+    scrape(scrapers, "prometheus", 20)
     assert scrapers.awaited(21, 100) is None
 
 
@@ -98,7 +115,7 @@ def test_a_number_of_seconds_is_a_bound_and_no_longer() -> None:
 def test_many_scrapers_take_no_more_room() -> None:
     scrapers = Scrapers()
     for number in range(1000):
-        scrapers.scraped(f"client {number}", 1, 1)
+        scrape(scrapers, f"client {number}", 1)
     scrapers.end(2)
     awaited = scrapers.awaited(2, None)
     assert awaited is not None
