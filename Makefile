@@ -120,8 +120,13 @@ check: $(SETUP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# What starts neither an engine nor Ray runs in two processes, file by file, the long files of integration before the
+# many short ones; the rest has the machine to itself, one test after another. Both parts run, whatever the first finds.
 test: $(SETUP) $(MODEL)/model.safetensors
-	$(BIN)/pytest
+	@code=0; \
+	(set -x; $(BIN)/pytest -m "not gpu and not engine and not ray" --numprocesses 2 --dist loadfile --no-loadscope-reorder) || code=1; \
+	(set -x; $(BIN)/pytest -m "not gpu and (engine or ray)") || code=1; \
+	exit $$code
 
 test-fast: $(SETUP)
 	$(BIN)/pytest tests/unit tests/contract -m "not gpu and not engine and not ray"

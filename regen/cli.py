@@ -7,11 +7,9 @@ message; anything else is a defect and shows its trace.
 from __future__ import annotations
 
 import json
-import os
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -19,11 +17,13 @@ import typer
 
 from regen import __version__
 from regen.errors import ExitCode, RegenError
+from regen.observe.log import FORMAT_VARIABLE, Log, LogFormat, accept_any_text
 from regen.records import Status
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
+    from regen.observe.terminal_facts import TerminalFacts
     from regen.records import CoordinatorStatus
     from regen.run.doctor import Report
     from regen.run.doctor_spec import SpecReport
@@ -40,8 +40,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-WATCH_SECONDS = 5.0
-SILENT_LOOKS = 6
+_LOG = Log()
 
 Spec = Annotated[Path, typer.Argument(metavar="SPEC", help="The spec file (regen init writes a commented one).")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="The run folder.")]
@@ -50,20 +49,45 @@ Address = Annotated[str | None, typer.Option(help="A Ray cluster to join; withou
 TakeOver = Annotated[bool, typer.Option("--take-over", help="Start although a holder seems alive: it will be fenced.")]
 AcceptDrift = Annotated[bool, typer.Option("--accept-drift", help="Go on with changed settings; recorded in the run.")]
 AllowRejects = Annotated[bool, typer.Option("--allow-rejects", help="Exit 0, not 10, when complete with rejects.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the output of engines and actors.")]
+Verbose = Annotated[
+    int, typer.Option("--verbose", "-v", count=True, help="Show the output of engines and actors; -vv: all they say.")
+]
+AsJsonLines = Annotated[bool, typer.Option("--json", help="For machines: JSON lines on stdout (docs/terminal.md).")]
+
+
+def _set_log_format(log_format: LogFormat | None) -> LogFormat | None:
+    if log_format is not None:
+        _LOG.format = log_format
+        _LOG.adopt_loggers()
+    return log_format
+
+
+Logs = Annotated[
+    LogFormat | None, typer.Option("--log-format", callback=_set_log_format, help="regen's own lines: text or json.")
+]
+LogsOfAll = Annotated[
+    LogFormat | None,
+    typer.Option(
+        "--log-format", envvar=FORMAT_VARIABLE, callback=_set_log_format, help="regen's own lines: text or json."
+    ),
+]
 
 
 def main() -> None:
     """The console script. Never returns."""
+    accept_any_text()
     try:
         app()
     except RegenError as error:
-        print(f"regen: {error}", file=sys.stderr)
+        _LOG.error(str(error), error.exit_code)
         sys.exit(error.exit_code)
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    log_format: LogsOfAll = None,
+) -> None:
     if version:
         print(__version__)
         raise typer.Exit()
@@ -146,10 +170,11 @@ def doctor(
         options = DoctorOptions(model, seconds, concurrency, draft, api_key_env, _shares(expected))
         report: Report | SpecReport = examine_server(subject, options, _say)
     else:
+        from regen.observe.json_lines import engine_output_on_stderr
         from regen.run.doctor_spec import examine_spec
         from regen.spec import load_spec
 
-        with _engine_output_on_stderr(verbose=False):
+        with engine_output_on_stderr(verbosity=0):
             report = examine_spec(load_spec(Path(subject)), seconds, _say)
     if as_json:
         print(json.dumps(report.to_json(), indent=1))
@@ -166,14 +191,16 @@ def run(
     take_over: TakeOver = False,
     accept_drift: AcceptDrift = False,
     allow_rejects: AllowRejects = False,
-    verbose: Verbose = False,
+    as_json: AsJsonLines = False,
+    log_format: Logs = None,
+    verbose: Verbose = 0,
 ) -> None:
-    """Start the run of this spec, or continue it."""
+    """Start the run of this spec, or continue it. Ctrl-C drains it, a second one stops it."""
     from regen.run.start import StartOptions, begin
     from regen.spec import load_spec
 
     options = StartOptions(take_over=take_over, accept_drift=accept_drift)
-    _conduct(begin(load_spec(spec), options, _say), address, allow_rejects, verbose)
+    _conduct(lambda: begin(load_spec(spec), options, _say), address, allow_rejects, as_json, verbose)
 
 
 @app.command()
@@ -183,7 +210,7 @@ def calibrate(
     take_over: TakeOver = False,
     again: Annotated[bool, typer.Option("--again", help="Measure although it was measured before.")] = False,
     as_json: AsJson = False,
-    verbose: Verbose = False,
+    verbose: Verbose = 0,
 ) -> None:
     """Measure whether speculation pays on the run's own rows, then stop. The rows made count toward the run.
 
@@ -203,7 +230,7 @@ def calibrate(
     choice = None if again else standing_choice(begun.storage, begun.record.spec)
     found = session.standing(begun.storage)
     if choice is None and not found.is_finished:
-        _drive(begun, address, verbose, _console(to_stderr=as_json))
+        _drive(begun, address, verbose, as_json)
         newest, found = standing_choice(begun.storage, begun.record.spec), session.standing(begun.storage)
         choice = newest if newest and newest.session == begun.worker_setup.run.session else None
     if found.is_finished:
@@ -229,7 +256,7 @@ def pilot(
     address: Address = None,
     take_over: TakeOver = False,
     as_json: AsJson = False,
-    verbose: Verbose = False,
+    verbose: Verbose = 0,
 ) -> None:
     """Make a sample of the run's rows and show what the whole run will be like. The rows made count toward the run."""
     from regen.observe.pilot_page import pilot_page
@@ -243,7 +270,7 @@ def pilot(
         raise typer.BadParameter(f"--page {page}: {page.absolute().parent} is no folder")
     begun = begin_pilot(load_spec(spec), StartOptions(take_over=take_over), rows, _say)
     if rows_left(begun):
-        note_session(begun, _drive(begun, address, verbose, _console(to_stderr=as_json)))
+        note_session(begun, _drive(begun, address, verbose, as_json))
     made = read_pilot(begun, gpu_hour_price)
     document = pilot_page(made.view).encode("utf-8")
     if page is None:
@@ -270,9 +297,11 @@ def resume(
     take_over: TakeOver = False,
     accept_drift: AcceptDrift = False,
     allow_rejects: AllowRejects = False,
-    verbose: Verbose = False,
+    as_json: AsJsonLines = False,
+    log_format: Logs = None,
+    verbose: Verbose = 0,
 ) -> None:
-    """Continue a run from its folder alone."""
+    """Continue a run from its folder alone. Ctrl-C drains it, a second one stops it."""
     from regen.run.start import StartOptions
     from regen.run.start import resume as begin_again
     from regen.run.wanted import NewDraft
@@ -281,36 +310,51 @@ def resume(
         raise typer.BadParameter("--method and --num-tokens go with --draft")
     options = StartOptions(take_over=take_over, accept_drift=accept_drift)
     new_draft = None if draft is None else NewDraft(draft, method, num_tokens)
-    _conduct(begin_again(run, options, _say, new_draft), address, allow_rejects, verbose)
+    _conduct(lambda: begin_again(run, options, _say, new_draft), address, allow_rejects, as_json, verbose)
 
 
 @app.command()
 def status(
     run: Run,
     as_json: AsJson = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Again every few seconds, until the run ends.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Until the run ends; with its exit code.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="With --watch: seconds between two looks.")] = 5.0,
 ) -> None:
     """What is done, who runs it: from the store alone."""
     from regen.run.look import look
     from regen.store.storage import open_storage
 
-    storage = open_storage(run)
-    last_beat, looks_without_beat = None, 0
-    while True:
-        seen = look(storage)
-        if as_json:
-            print(json.dumps(seen.to_json()), flush=True)
-        else:
-            _print_look(seen)
-        if not watch or seen.has_ended:
-            return
-        beat = seen.holder.beat_at if seen.holder else None
-        looks_without_beat = looks_without_beat + 1 if beat == last_beat else 0
-        if beat is not None and looks_without_beat >= SILENT_LOOKS:
-            _say(f"no heartbeat for {looks_without_beat * WATCH_SECONDS:g} s; to go on: regen resume {run}")
-            return
-        last_beat = beat
-        time.sleep(WATCH_SECONDS)
+    if watch:
+        raise typer.Exit(_watch(run, as_json, interval))
+    seen = look(open_storage(run))
+    if as_json:
+        print(json.dumps(seen.to_json()))
+    else:
+        _print_look(seen)
+
+
+def _watch(run: str, as_json: bool, interval: float) -> ExitCode:
+    from regen.observe.live import display
+    from regen.run.watch import no_run_json, watch
+    from regen.store.storage import open_storage
+
+    last: Look | None = None
+    with display(_console(to_stderr=as_json), _LOG, hears_driver=False) as shown:
+
+        def show(facts: TerminalFacts, seen: Look | None) -> None:
+            nonlocal last
+            last = seen
+            if as_json:
+                print(json.dumps(no_run_json(run) if seen is None else seen.to_json()), flush=True)
+            else:
+                shown(facts)
+
+        code, silent_seconds = watch(open_storage(run), interval, show)
+    if last is not None and not as_json and _LOG.format is LogFormat.TEXT:
+        _print_look(last)
+    if silent_seconds:
+        _say(f"no heartbeat for {silent_seconds:.0f} s; to go on: regen resume {run}")
+    return code
 
 
 @app.command()
@@ -419,13 +463,24 @@ def seal(run: Run) -> None:
 
 
 @app.command()
-def report(run: Run, as_json: AsJson = False) -> None:
-    """How the draft was accepted: by source, turn, length and draft, and where it has most to gain."""
+def report(
+    run: Run,
+    html: Annotated[Path | None, typer.Option("--html", help="Write the page here, and nothing into the run.")] = None,
+    no_samples: Annotated[bool, typer.Option("--no-samples", help="No prompts and answers on the page.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write report.html and README.md of the run, also while it runs; print how the draft was accepted."""
     from regen.observe.acceptance_tables import report_tables
     from regen.run.report import report as make_report
+    from regen.run.report_page import write_page_to, write_pages
     from regen.store.storage import open_storage
 
-    made = make_report(open_storage(run))
+    storage = open_storage(run)
+    if html is None:
+        write_pages(storage, _say, not no_samples)
+    else:
+        write_page_to(storage, html, not no_samples)
+    made = make_report(storage)
     if as_json:
         print(json.dumps(made.to_json(), indent=1))
     else:
@@ -441,16 +496,17 @@ def evaluate(
     layer_convention: Annotated[str | None, typer.Option(help="As in a spec: input or output.")] = None,
     rows: Annotated[int, typer.Option(min=1, help="Rows of each source.")] = 64,
     as_json: AsJson = False,
-    verbose: Verbose = False,
+    verbose: Verbose = 0,
 ) -> None:
     """Try another head on rows of a run, beside what was recorded; exit 3 when it is refused or dead."""
     from regen.observe.acceptance_tables import evaluation_table
+    from regen.observe.json_lines import engine_output_on_stderr
     from regen.run.evaluate import evaluate as make_evaluation
     from regen.store.storage import open_storage
 
     asked = {"method": method, "num_tokens": num_tokens, "layer_convention": layer_convention}
     options = {name: value for name, value in asked.items() if value is not None}
-    with _engine_output_on_stderr(verbose):
+    with engine_output_on_stderr(verbose):
         made = make_evaluation(open_storage(run), draft, options, rows, _say)
     if as_json:
         print(json.dumps(made.to_json(), indent=1))
@@ -511,50 +567,48 @@ def submit(
     print(f"submitted as {job}\n  ray job logs {job} --follow\n  ray job stop {job}    drains, and can be continued")
 
 
-def _conduct(begun: Begun, address: str | None, allow_rejects: bool, verbose: bool) -> None:
-    """From a begun run to its end, told to a person."""
-    from regen.observe.tables import plan_table, totals_table
-    from regen.run import session
-    from regen.run.patience import patiently
+def _conduct(
+    make: Callable[[], Begun], address: str | None, allow_rejects: bool, as_json: bool, verbosity: int
+) -> None:
+    """From nothing to the run's end, told to a person, and with `as_json` to a machine."""
+    from regen.observe.json_lines import for_machines
+    from regen.observe.live import display
+    from regen.observe.tables import plan_line, plan_table, totals_line, totals_table
+    from regen.run.command import drive, ending, settle
+    from regen.run.report_page import leave_pages
+    from regen.run.session import standing
 
-    console = _console()
-    if begun.is_new:
-        console.print(plan_table(begun.plan_summary.sources, begun.plan_summary.digest))
-    found = session.standing(begun.storage)
-    if not found.is_finished:
-        _drive(begun, address, verbose, console)
-        found = patiently(lambda: session.standing(begun.storage), _say)
-    if found.is_finished:
-        patiently(lambda: session.seal_run(begun.storage, begun.worker_setup.run), _say)
-    console.print(totals_table(found.planned, found.totals))
-    _exit(begun.storage.url, found, allow_rejects)
+    with for_machines(as_json) as lines:
+        begun = make()
+        session, console = begun.worker_setup.run.session, _console(to_stderr=as_json)
+        _LOG.session = session
+        if lines is not None:
+            lines.session = session
+        if begun.is_new:
+            planned = (begun.plan_summary.sources, begun.plan_summary.digest)
+            _show(console, plan_table(*planned), plan_line(*planned))
+        if not standing(begun.storage).is_finished:
+            drive(begun, address, verbosity, display(console, _LOG, lines), _LOG)
+        found = settle(begun, _say)
+        _show(console, totals_table(found.planned, found.totals), totals_line(found.planned, found.totals))
+        leave_pages(begun.storage, _say)
+        end = ending(begun.storage.url, found, allow_rejects)
+        for told in end.told:
+            _say(told)
+        if lines is not None:
+            lines.end(end.outcome, end.exit_code)
+        if end.exit_code is not ExitCode.OK:
+            raise typer.Exit(end.exit_code)
 
 
-def _drive(begun: Begun, address: str | None, verbose: bool, console: Console) -> CoordinatorStatus:
-    """On a Ray cluster, with a line that lives. The last status."""
-    import asyncio
+def _drive(begun: Begun, address: str | None, verbosity: int, as_json: bool) -> CoordinatorStatus:
+    """One session for its result, which is what goes to stdout; the last status."""
+    from regen.observe.json_lines import output_on_stderr
+    from regen.observe.live import display
+    from regen.run.command import drive
 
-    from regen.observe.live import ProgressLine
-    from regen.run import cluster, session
-    from regen.run.patience import patiently
-
-    cluster.connect(address, verbose)
-    logs = cluster.log_folder()
-    try:
-        with ProgressLine(console) as line:
-            work = session.conduct(
-                cluster.RayCluster(line.say), begun.worker_setup, line, line.say, drain_seconds=cluster.drain_seconds()
-            )
-            last = asyncio.run(work)
-    except RegenError:
-        _say(f"logs of engines and actors: {logs}")
-        raise
-    finally:
-        cluster.disconnect()
-    patiently(
-        lambda: session.write_report(begun.storage, begun.record.spec, last, session.standing(begun.storage)), _say
-    )
-    return last
+    with output_on_stderr() if as_json else nullcontext():
+        return drive(begun, address, verbosity, display(_console(to_stderr=as_json), _LOG), _LOG)
 
 
 def _exit_unmeasured(url: str, found: Standing) -> NoReturn:
@@ -565,41 +619,11 @@ def _exit_unmeasured(url: str, found: Standing) -> NoReturn:
     raise typer.Exit(ExitCode.DRAINED)
 
 
-def _exit(url: str, found: Standing, allow_rejects: bool) -> None:
-    counts = found.totals.by_status()
-    lost = counts[Status.REJECTED] + counts[Status.FAILED]
-    if not found.is_finished:
-        _say(f"drained: what is finished is committed; continue with: regen resume {url}")
-        raise typer.Exit(ExitCode.DRAINED)
-    if found.is_capped_often:
-        _say("warning: more than 10 % of the rows hit sampling.max_tokens and are cut: `truncated`, not `ok`")
-    if lost and not allow_rejects:
-        _say(f"completed with rejects: {lost:,} rows have no answer, each with stage and reason in its row")
-        raise typer.Exit(ExitCode.COMPLETED_WITH_REJECTS)
-
-
 def _print_look(seen: Look) -> None:
-    from regen.observe.eta_text import eta_text
     from regen.observe.tables import facts_table, totals_table
 
     console = _console()
-    facts = [("run", f"{seen.name} in {seen.url}"), ("fingerprint", seen.fingerprint)]
-    extended = f", {seen.rows_added:,} of them added since" if seen.rows_added else ""
-    facts.append(("planned", "not yet" if seen.planned is None else f"{seen.planned:,} rows{extended}"))
-    if (holder := seen.holder) is not None:
-        facts.append(("last session", f"{holder.state.value}: {holder.session} on {holder.host}"))
-        facts.append(("its last heartbeat", f"{holder.beat_at} by its own clock"))
-        if holder.progress is not None and not seen.has_ended:
-            facts.append(("as it said then", eta_text(holder.progress.eta)))
-    facts.append(("journal files", f"{seen.commits:,}" if seen.closed_at is None else "deleted: only shards are left"))
-    if seen.closed_at is not None:
-        facts.append(("closed", f"at {seen.closed_at}: nothing can be made for it any more"))
-    if seen.reopened or seen.retries_ended:
-        ended = f"; {seen.retries_ended:,} retries ended without an answer" if seen.retries_ended else ""
-        facts.append(("opened again", f"{seen.reopened:,} rows still to be made again{ended}"))
-    for status, reasons in seen.reasons.items():
-        facts.append((status, ", ".join(f"{reason} {count:,}" for reason, count in reasons.items())))
-    console.print(facts_table("Run", facts))
+    console.print(facts_table("Run", seen.facts()))
     for decision in seen.decisions:
         console.print(f"speculation: {decision}", highlight=False, soft_wrap=True, markup=False)
     if seen.planned is not None:
@@ -631,24 +655,16 @@ def _shares(text: str | None) -> tuple[float, ...] | None:
     return shares
 
 
-@contextmanager
-def _engine_output_on_stderr(verbose: bool) -> Iterator[None]:
-    """An engine in this process writes its log to the standard output, where a reader of JSON has no use for it."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if verbose else "ERROR")
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
+def _show(console: Console, table: RenderableType, line: str) -> None:
+    """The table for people, the line where everything is a log line."""
+    if _LOG.format is LogFormat.JSON:
+        _LOG(line)
+    else:
+        console.print(table)
 
 
 def _say(text: str) -> None:
-    with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+    _LOG(text)
 
 
 def _console(to_stderr: bool = False) -> Console:

@@ -641,6 +641,9 @@ class MetricsSpec(_Strict):
 
     host: str = Field("127.0.0.1", description="Loopback unless you say otherwise.")
     port: int | None = Field(9464, ge=0, le=65535, description="0: any free port, printed at start. null: off.")
+    samples: bool = Field(
+        False, description="Show prompts and answers of some rows on the live page, to whoever reaches the port."
+    )
     hold_seconds: float | None = Field(
         None,
         ge=0,

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.browser import Browser, NoBrowser, headless
+from tests.chaos.ray_cluster import RayHead
+from tests.prometheus_server import NoPrometheus, Programs, programs
 from tests.s3_server import KEYS, S3Server, s3_server
 from tests.trainers import NotInstallable, trainer_environment
 
@@ -22,6 +25,7 @@ os.environ.update(
     RAY_AUTH_MODE="token",
     RAY_AUTH_TOKEN=secrets.token_hex(32),
     RAY_USAGE_STATS_ENABLED="0",
+    RAY_worker_niceness="0",  # by 15 as it is: on a busy machine tests would wait for Ray's workers for minutes
     TOKENIZERS_PARALLELISM="false",
     VLLM_NO_USAGE_STATS="1",
 )
@@ -36,11 +40,30 @@ if "REGEN_TEST_S3_ENDPOINT" not in os.environ:
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_disk_is_waited_for() -> Iterator[None]:
+    """No test loses power: what a killed process has written is there without `fsync`, which takes 2 to 20 ms a file.
+
+    In the tests' own process; commands that they start do wait.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def s3() -> Iterator[S3Server]:
     """A server that speaks S3 (tests/s3_server.py)."""
     with s3_server() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def ray_head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayHead]:
+    """A Ray cluster that many tests share: what a test starts there it has ended before the next one begins."""
+    cluster = RayHead(tmp_path_factory.mktemp("cluster"))
+    yield cluster
+    cluster.end()
 
 
 @pytest.fixture(scope="session")
@@ -86,6 +109,29 @@ def trainer() -> Callable[[str], Path]:
             pytest.skip(str(error))
 
     return environment
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """A headless Chromium (tests/browser.py). CI must have it; elsewhere its tests are skipped without it."""
+    try:
+        with headless() as one:
+            yield one
+    except NoBrowser as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def debian_prometheus() -> Programs:
+    """A real Prometheus (tests/prometheus_server.py). CI must get it; elsewhere its tests are skipped without."""
+    try:
+        return programs()
+    except NoPrometheus as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

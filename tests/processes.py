@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import socket
@@ -9,11 +10,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+import pytest
+
+from regen.cli import main
 
 REGEN = (sys.executable, "-m", "regen")
+# Only a failure waits so long; a busy machine needs it.
+PATIENCE_SECONDS = 300.0
 
 
 def regen(
@@ -28,6 +36,24 @@ def regen(
         text=True,
         timeout=timeout_seconds,
     )
+
+
+def regen_here(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """One command to its end, as `regen` has it, but in this process: without the seconds that an interpreter and its
+    imports take. For commands that start no cluster and whose own process is not what is tested.
+    """
+    out, err = io.StringIO(), io.StringIO()
+    command = ["regen", *arguments]
+    with (
+        mock.patch.object(sys, "argv", command),
+        mock.patch.dict(os.environ, COLUMNS="120"),
+        chdir(cwd),
+        redirect_stdout(out),
+        redirect_stderr(err),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main()
+    return subprocess.CompletedProcess(command, int(ended.value.code or 0), out.getvalue(), err.getvalue())
 
 
 @contextmanager
@@ -118,6 +144,21 @@ def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"not true within {seconds} s: {condition}")
         time.sleep(0.05)
+
+
+def reached(step: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    """The step, or the process's end, which is a failure unless the step was passed meanwhile.
+
+    For steps that stay true at least until the process ends: others may have passed before anybody looks.
+    """
+    wait_until(lambda: step() or process.poll() is not None, seconds=PATIENCE_SECONDS)
+    assert step(), f"the command ended before that: {said(process)}"
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    """All that an ended command has printed; to be read once."""
+    assert process.stdout is not None
+    return process.stdout.read()
 
 
 def _title(pid: int) -> str:

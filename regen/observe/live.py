@@ -1,6 +1,7 @@
-"""What a person sees in the terminal while a run lives: one line.
+"""What a person sees while a run lives: a block that is redrawn in place on a terminal, plain lines elsewhere.
 
-On a terminal the line is redrawn in place; elsewhere a plain line is printed now and then. Nothing is decided here.
+Nothing is decided here: terminal_facts.py says what is known, terminal.py how it reads, changes.py what is news.
+The cursor is never hidden, so that a terminal is whole whatever ends this process, kill -9 included.
 """
 
 from __future__ import annotations
@@ -8,17 +9,24 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from types import TracebackType
+from typing import Protocol
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
+from rich.live_render import LiveRender
 from rich.text import Text
 
-from regen.observe.eta_text import eta_text
-from regen.records import CoordinatorStatus, EtaState, Phase, ReplicaState
+from regen.observe.changes import Changes, Event, Level, PlainPace, Ration
+from regen.observe.json_lines import JsonLines
+from regen.observe.log import Log, LogFormat
+from regen.observe.terminal import Tone, block, plain_line
+from regen.observe.terminal_facts import TerminalFacts
 
-PLAIN_LINE_SECONDS = 10.0
+_STYLES = {Tone.PLAIN: "", Tone.QUIET: "dim", Tone.GOOD: "green", Tone.WARN: "yellow", Tone.BAD: "red"}
+_LEVEL_STYLES = {Level.INFO: "", Level.WARNING: "yellow", Level.ERROR: "red"}
 
 
 class TirelessConsole(Console):
@@ -28,78 +36,165 @@ class TirelessConsole(Console):
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter fails at its last flush
 
+    def show_cursor(self, show: bool = True) -> bool:
+        """It always shows."""
+        return False
 
-class ProgressLine(AbstractContextManager["ProgressLine"]):
-    """Call it with each status. Between enter and exit it owns the last line of the console."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
-        self._printed_at = float("-inf")
-        self._phase: Phase | None = None
-        self._metrics_url: str | None = None
-        self._told: set[str] = set()
+class View(Protocol):
+    """One way to show a run."""
 
-    def __enter__(self) -> ProgressLine:
-        if self._live is not None:
-            self._live.start()
-        return self
+    def facts(self, facts: TerminalFacts) -> None: ...
+
+    def event(self, event: Event) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Display(AbstractContextManager["Display"]):
+    """Shows each look at a run, and what has changed, in all its views. Watching cannot end a run: see the driver."""
+
+    def __init__(self, views: list[View], hears_driver: bool) -> None:
+        self._views = views
+        self._changes = Changes(hears_driver)
+        self._ration = Ration()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._live is not None:
-            self._live.stop()
+        for view in self._views:
+            view.close()
 
-    def __call__(self, status: CoordinatorStatus) -> None:
-        now = time.monotonic()
-        line = self._line(status)
-        if status.metrics_url is not None and self._metrics_url is None:
-            self._metrics_url = status.metrics_url
-            self.say(f"metrics: {status.metrics_url}")
-        for decision in status.speculation.decisions:
-            if decision not in self._told:
-                self._told.add(decision)
-                self.say(f"speculation: {decision}")
-        if self._live is not None:
-            self._live.update(Text(line))
-        elif now - self._printed_at >= PLAIN_LINE_SECONDS or status.phase is not self._phase:
-            self._printed_at = now
-            self._console.print(line, highlight=False, soft_wrap=True)
-        self._phase = status.phase
+    def __call__(self, facts: TerminalFacts) -> None:
+        for event in self._changes.see(facts):
+            if (allowed := self._ration.allows(event, time.monotonic())) is not None:
+                self._event(allowed)
+        for view in self._views:
+            view.facts(facts)
 
     def say(self, text: str) -> None:
-        """One line that stays, above the one that lives."""
-        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
+        """A line that stays, and is never held back: an answer to Ctrl-C comes this way."""
+        self._event(Event("log", text))
 
-    def _line(self, status: CoordinatorStatus) -> str:
-        parts = [
-            f"{status.phase.value}: {status.planned - status.left:,} of {status.planned:,} rows committed",
-            f"{status.uncommitted_rows:,} finished",
-            f"{status.in_flight:,} in flight",
-        ]
-        is_working = any(stats.state is ReplicaState.RUNNING for stats in status.replicas.values())
-        if status.speculation.phase == "calibrating" and is_working:
-            parts.append("measuring whether speculation pays")
-        if warming := sum(stats.state is ReplicaState.WARMING for stats in status.replicas.values()):
-            parts.append(f"{warming} of {len(status.replicas)} engines warming up")
-        if starting := sum(stats.state is ReplicaState.STARTING for stats in status.replicas.values()):
-            parts.append(f"{starting} of {len(status.replicas)} engines starting")
-        if status.useful_tokens_per_second is not None:
-            parts.append(f"{status.useful_tokens_per_second:,.0f} tok/s")
-        if (accept_length := accept_length_now(status)) is not None:
-            parts.append(f"accept length {accept_length:.2f}")
-        if status.store_error is not None:
-            parts.append(f"waiting for the store: {status.store_error}")
-        elif status.phase is Phase.RUNNING and (status.eta.mid_seconds or status.eta.state is EtaState.STALLED):
-            parts.append(eta_text(status.eta))
-        return " | ".join(parts)
+    def _event(self, event: Event) -> None:
+        for view in self._views:
+            view.event(event)
 
 
-def accept_length_now(status: CoordinatorStatus) -> float | None:
-    """Over all replicas since their engines started; None without speculation or before its first step."""
-    drafts = accepted = 0
-    for stats in status.replicas.values():
-        if (acceptance := stats.counters.acceptance) is not None:
-            drafts, accepted = drafts + acceptance.drafts, accepted + acceptance.accepted
-    return 1.0 + accepted / drafts if drafts else None
+class BlockView:
+    """On a terminal. Redrawn with each look, which is once a second, and not in between."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._block = _Block()
+        self._live = _Redrawn(self._block, console=console, auto_refresh=False, transient=True)
+
+    def facts(self, facts: TerminalFacts) -> None:
+        self._block.facts = facts
+        if self._console.width < self._block.drawn_width:
+            self._block.drawn_width = 0
+            self._live.begin_below()
+        else:
+            self._live.start()
+            self._live.refresh()
+
+    def event(self, event: Event) -> None:
+        if event.kind != "phase":  # the block shows it
+            style = _LEVEL_STYLES[event.level]
+            self._console.print(event.text, style=style, highlight=False, soft_wrap=True, markup=False)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+class _Redrawn(Live):
+    """rich's, which writes each drawing over the one before."""
+
+    def begin_below(self) -> None:
+        """Leave what is drawn where it is: a narrower terminal has folded it, to nobody knows how many lines."""
+        self._live_render = LiveRender(self.get_renderable(), vertical_overflow=self.vertical_overflow)
+        self.console.print()  # the block comes with it
+
+
+class _Block:
+    """The block as rich draws it, at whatever width the terminal has by now."""
+
+    def __init__(self) -> None:
+        self.facts: TerminalFacts | None = None
+        self.drawn_width = 0
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self.facts is None:
+            return
+        # The last column stays free: terminals differ in what they do with a full line.
+        for line in block(self.facts, options.max_width - 1, options.ascii_only):
+            text = Text(no_wrap=True, overflow="crop")
+            for part in line:
+                text.append(part.text, _STYLES[part.tone])
+            self.drawn_width = max(self.drawn_width, text.cell_len)
+            yield text
+
+
+class LineView:
+    """Where there is no terminal: a line now and then, and one for each event."""
+
+    def __init__(self, write: Callable[[Event], None], now: Callable[[], float] = time.monotonic) -> None:
+        self._write = write
+        self._now = now
+        self._pace = PlainPace()
+        self._phase = ""
+
+    def facts(self, facts: TerminalFacts) -> None:
+        has_changed = facts.phase != self._phase
+        if self._pace.is_due(self._now()) or has_changed:
+            self._phase = facts.phase
+            self._write(Event("progress", plain_line(facts)))
+
+    def event(self, event: Event) -> None:
+        if event.kind != "phase":  # a line of progress follows, which begins with it
+            self._write(event)
+
+    def close(self) -> None:
+        """Nothing is left behind."""
+
+
+class JsonView:
+    """For machines, beside what people see."""
+
+    def __init__(self, lines: JsonLines, every_seconds: float = 1.0, now: Callable[[], float] = time.monotonic) -> None:
+        self._lines = lines
+        self._every_seconds = every_seconds
+        self._now = now
+        self._written_at = float("-inf")
+        self._phase = ""
+        self._latest: TerminalFacts | None = None
+
+    def facts(self, facts: TerminalFacts) -> None:
+        self._latest = facts
+        if self._now() - self._written_at >= self._every_seconds or facts.phase != self._phase:
+            self._write(facts)
+
+    def event(self, event: Event) -> None:
+        self._lines.event(event)
+
+    def close(self) -> None:
+        if self._latest is not None:
+            self._write(self._latest)
+
+    def _write(self, facts: TerminalFacts) -> None:
+        self._written_at, self._phase, self._latest = self._now(), facts.phase, None
+        self._lines.status(facts)
+
+
+def display(console: Console, log: Log, lines: JsonLines | None = None, hears_driver: bool = True) -> Display:
+    """The display for where we are: a block on a terminal that can redraw, lines elsewhere, JSON lines if asked for."""
+    return Display([*_people(console, log), *([] if lines is None else [JsonView(lines)])], hears_driver)
+
+
+def _people(console: Console, log: Log) -> Iterator[View]:
+    if log.format is LogFormat.JSON:
+        yield LineView(log.event)
+    elif console.is_terminal and not console.is_dumb_terminal:
+        yield BlockView(console)
+    else:
+        yield LineView(lambda event: console.print(event.text, highlight=False, soft_wrap=True, markup=False))

@@ -116,6 +116,12 @@ def plan_table(sources: Sequence[SourceFacts], digest: str) -> Group:
     return Group(table, *map(_plain, [*reasons, *notes, *left_out, *splits, f"plan digest {digest}"]))
 
 
+def plan_line(sources: Sequence[SourceFacts], digest: str) -> str:
+    """The same in one line, over all sources."""
+    rows, accepted = sum(source.rows for source in sources), sum(source.accepted for source in sources)
+    return f"{rows:,} rows planned from {len(sources)} sources, {rows - accepted:,} of them rejected; digest {digest}"
+
+
 def _plan_numbers(source: SourceFacts) -> tuple[int, ...]:
     rejected = source.rows - source.accepted
     counts = (source.rows, source.accepted, source.native, rejected, source.changed, source.turns)
@@ -136,8 +142,18 @@ def totals_table(planned: int, totals: Totals) -> Group:
     by_status = totals.by_status()
     table.add_section()
     table.add_row("all", *_numbers(*(by_status[status] for status in statuses), totals.done))
+    return Group(table, _plain(_verdict(planned, totals)))
+
+
+def totals_line(planned: int, totals: Totals) -> str:
+    """The same in one line, over all sources."""
+    counts = ", ".join(f"{status.value} {count:,}" for status, count in totals.by_status().items() if count)
+    return f"{counts or 'nothing done'}; {_verdict(planned, totals)}"
+
+
+def _verdict(planned: int, totals: Totals) -> str:
     verdict = "every one has its outcome" if totals.done == planned else f"{planned - totals.done:,} still to do"
-    return Group(table, _plain(f"{planned:,} planned, {verdict}; {tokens_line(totals)}"))
+    return f"{planned:,} planned, {verdict}; {tokens_line(totals)}"
 
 
 class ChoiceFacts(Protocol):
@@ -152,13 +168,13 @@ class ChoiceFacts(Protocol):
 
 
 def calibration_table(choice: ChoiceFacts) -> Group:
-    """One line a setting, the columns as they were measured; below it the choice and why."""
+    """A column a setting, a line a figure, as they were measured; below it the choice and why."""
     table = _left("Calibration")
-    columns = list(choice.arms[0]) if choice.arms else []
-    for name in columns:
-        table.add_column(name.replace("_", " "), justify="left" if name == "arm" else "right")
+    table.add_column("")
     for figures in choice.arms:
-        table.add_row(*(_figure(figures.get(name)) for name in columns))
+        table.add_column(str(figures.get("arm", "")), justify="right", overflow="fold")
+    for name in (name for name in (choice.arms[0] if choice.arms else {}) if name != "arm"):
+        table.add_row(name.replace("_", " "), *(_figure(figures.get(name)) for figures in choice.arms))
     return Group(table, _plain(f"chosen: {choice.arm}. {choice.reason}"))
 
 

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shlex
 import tempfile
@@ -39,6 +40,7 @@ DRAIN_SECONDS_VARIABLE = "REGEN_DRAIN_SECONDS"
 # A replica that has no node by then is spoken of.
 PLACEMENT_SECONDS = 30.0
 _CONCURRENT_CALLS = 2000
+_AUTHENTICATION_LOG = logging.getLogger("ray._private.authentication.authentication_token_setup")
 
 
 class RayCluster:
@@ -158,30 +160,41 @@ def worker_options(engine: EngineSpec) -> dict[str, Any]:
     return {"num_cpus": engine.cpus_per_replica, "num_gpus": gpus}
 
 
-def connect(address: str | None, verbose: bool) -> None:
-    """Join the Ray cluster at `address`, else the one of RAY_ADDRESS (a Ray job has it set), else start a local one.
+def connect(address: str | None, verbosity: int) -> str:
+    """Where its processes write their output, on every node.
+
+    Join the Ray cluster at `address`, else the one of RAY_ADDRESS (a Ray job has it set), else start a local one.
 
     Without either it never looks for a running cluster: Ray would follow the note that some `ray start` has left on
     this machine, dead or alive, and wait for minutes. `address="auto"` asks for just that.
-    Raises UserError when nothing answers.
+    From `verbosity` 1 on what they write is printed here, too, and Ray's own remarks; 2 makes a local cluster's engines
+    say all they can. Raises UserError when nothing answers.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     wanted = address or os.environ.get("RAY_ADDRESS") or "local"
     options = {"include_dashboard": False} if wanted == "local" else {}
+    if wanted == "local":
+        os.environ.setdefault(
+            "RAY_AUTH_MODE", "token"
+        )  # Ray's own default for a local cluster; chosen, it is no warning
+    if verbosity > 1:
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "DEBUG")
+    logging.getLogger("ray").setLevel(logging.INFO if verbosity else logging.WARNING)
     try:
-        ray.init(address=wanted, log_to_driver=verbose, logging_level="warning", **options)
+        context = ray.init(address=wanted, log_to_driver=verbosity > 0, configure_logging=False, **options)
     except Exception as error:  # Ray has no error of its own for this: ValueError, ConnectionError, RpcError, ...
         raise UserError(f"cannot join the Ray cluster at {wanted}: {_first_line(error)}") from error
+    return f"{context.address_info['session_dir']}/logs"
+
+
+def _is_no_note_of_tokens(record: logging.LogRecord) -> bool:
+    """Ray remarks with each local cluster that it is guarded by a token. That one is not, it must go on saying."""
+    return record.funcName != "_warn_token_auth_enabled"
 
 
 def disconnect() -> None:
     """Leave the cluster; a local one ends with it."""
     ray.shutdown()
-
-
-def log_folder() -> str:
-    """Where Ray keeps the output of this session's processes, for messages: its documented place on each node."""
-    return "/tmp/ray/session_latest/logs"
 
 
 def drain_seconds() -> float:

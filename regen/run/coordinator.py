@@ -57,7 +57,9 @@ from regen.run.garbage_duty import Dismissal, GarbageDuty
 from regen.run.heartbeat import Heartbeat
 from regen.run.held import refuse_newcomer
 from regen.run.limits import too_many_failed
+from regen.run.live_page import Glance, LivePage
 from regen.run.open_run import OpenRun, opened_schedule
+from regen.run.page_facts import read_about
 from regen.run.patience import Patience
 from regen.run.progress_duty import ProgressDuty
 from regen.run.publisher import Publisher, ordinals
@@ -113,6 +115,7 @@ class Coordinator:
         self._heartbeat: Heartbeat | None = None
         self._drain_until: float | None = None
         self._endpoint: Endpoint | None = None
+        self._page_work: asyncio.Task[None] | None = None
         self._is_beside_driver = setup.boot_id == machine_identity()
 
     # --- calls -----------------------------------------------------------------------------------
@@ -204,9 +207,10 @@ class Coordinator:
 
     async def close(self) -> None:
         """Stop at once, publishing nothing: what a kill does, for coordinators that share a process with others."""
-        if self._work is not None:
-            self._work.cancel()
-            await asyncio.gather(self._work, return_exceptions=True)
+        for task in (self._work, self._page_work):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         if self._heartbeat is not None:
             await self._heartbeat.cancel()
         if (run := self._run) is not None:
@@ -240,6 +244,8 @@ class Coordinator:
         except Exception as error:  # a defect: it ends the run, with its trace in this process's log
             traceback.print_exc()
             self._error = self._error or RegenError(f"the coordinator failed: {type(error).__name__}: {error}")
+        if self._page_work is not None:
+            self._page_work.cancel()
         self._phase = self._ending_phase()
         await self._leave_holder()
         if self._endpoint is not None:
@@ -414,7 +420,7 @@ class Coordinator:
     def _take_in(self, run: OpenRun, worker: WorkerId, table: pa.Table, accepted: frozenset[int]) -> str | None:
         """Accepted rows go on their way. Why the worker is dismissed, if they show that its answers are garbage."""
         kept = [index for index, ordinal in enumerate(ordinals(table)) if ordinal in accepted]
-        run.progress.finished(table.take(kept))
+        run.progress.finished(table, accepted)
         kept = [index for index in kept if not self._is_fruitless(run, table, index)]
         if not kept:
             return None
@@ -593,14 +599,29 @@ class Coordinator:
         metrics = self._spec.metrics
         if metrics.port is None:
             return
-        snapshot = _on_loop(asyncio.get_running_loop(), lambda: self._snapshot(run))
+        loop = asyncio.get_running_loop()
+        snapshot = _on_loop(loop, lambda: self._snapshot(run))
+        page = await self._live_page(run, loop)
         try:
-            self._endpoint = await asyncio.to_thread(Endpoint, metrics.host, metrics.port, snapshot, {})
+            self._endpoint = await asyncio.to_thread(Endpoint, metrics.host, metrics.port, snapshot, page.routes())
             await asyncio.to_thread(self._endpoint.check)
         except UserError:
             if not run.is_restart:
                 raise
             traceback.print_exc()
+
+    async def _live_page(self, run: OpenRun, loop: asyncio.AbstractEventLoop) -> LivePage:
+        storage = self._storage
+        assert storage is not None, "the run is open"
+        about = await self._patience(lambda: read_about(storage, self._spec))
+        page = LivePage(about, self._setup.session, _on_loop(loop, lambda: self._glance(run)))
+        work = page.keep(storage, lambda: self._glance(run), lambda: run.reopened, self._spec.metrics.samples)
+        self._page_work = asyncio.ensure_future(work)
+        return page
+
+    def _glance(self, run: OpenRun) -> Glance:
+        deadline = deadline_seconds(self._setup.started_at, self._spec.limits.hours, datetime.now(UTC))
+        return Glance(time.time(), self._status(), run.journal.records, deadline)
 
     def _snapshot(self, run: OpenRun) -> Snapshot:
         deadline = deadline_seconds(self._setup.started_at, self._spec.limits.hours, datetime.now(UTC))

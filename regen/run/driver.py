@@ -123,7 +123,8 @@ class Driver:
             self._drain(seconds)
 
     def _drain(self, seconds: float) -> None:
-        self._say(f"draining: finished rows are published, running ones get {seconds:g} s")
+        if seconds > 0:
+            self._say(f"draining: finished rows are published, running ones get up to {seconds:g} s to end")
         self._drain_until = time.monotonic() + seconds
         self._incarnation = ""  # whichever coordinator answers next is told
         self._wake.set()

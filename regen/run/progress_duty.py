@@ -12,7 +12,7 @@ import asyncio
 import math
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
 import pyarrow as pa
@@ -88,10 +88,12 @@ class ProgressDuty:
             listed.setdefault(lease.row.ordinal, 0)
             self._group[lease.row.ordinal] = self._grouping.group_of(lease.row.ordinal, lease.row.source)
 
-    def finished(self, table: pa.Table) -> None:
-        """Rows that are received for the first time, in `rows.SCHEMA`."""
+    def finished(self, table: pa.Table, accepted: Collection[int]) -> None:
+        """Rows in `rows.SCHEMA`, of which the `accepted` are received for the first time."""
         columns = (table.column(name).to_pylist() for name in ("ordinal", "source"))
         for ordinal, source, tokens in zip(*columns, rows.output_tokens(table), strict=True):
+            if ordinal not in accepted:
+                continue
             group = self._grouping.group_of(ordinal, source)
             self._ended[group] += 1
             if tokens is not None:

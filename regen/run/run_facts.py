@@ -6,6 +6,7 @@ from datetime import datetime
 
 from regen import __version__
 from regen.observe.snapshot import NO_CURRENCY, RunFacts
+from regen.observe.terminal_facts import Price
 from regen.spec import RunSpec, SpeculationSpec, VllmEngineSpec
 from regen.speculative.arms import arms
 
@@ -31,6 +32,13 @@ def run_facts(spec: RunSpec) -> RunFacts:
 def gpus_per_replica(spec: RunSpec) -> float:
     """0 for engines that need none: the CPU build, the fake engine."""
     return spec.engine.gpus_per_replica if isinstance(spec.engine, VllmEngineSpec) else 0.0
+
+
+def price_of(spec: RunSpec) -> Price | None:
+    """What the terminal counts the cost with; None where nobody has said a price, or no GPU is held."""
+    if spec.price is None or not gpus_per_replica(spec):
+        return None
+    return Price(spec.price.per_gpu_hour, spec.price.currency)
 
 
 def deadline_seconds(started_at: str, hours: float | None, now: datetime) -> float | None:

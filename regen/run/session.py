@@ -30,6 +30,9 @@ from regen.store.control import Record, SpeculationDecided
 from regen.store.replay import replay
 from regen.store.shards import Shard, seal
 
+# Wrappers like `timeout` signal a process and then its whole group: that is asking once.
+SAME_SIGNAL_SECONDS = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:
@@ -55,14 +58,20 @@ async def conduct(
     """Drive the run to its end, or to a drained stop when asked by a signal. Raises the run's error otherwise."""
     driver = Driver(cluster, setup, watch, log)
     loop = asyncio.get_running_loop()
+    drained_at: float | None = None
 
-    def drain() -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, driver.drain_now)
-        driver.drain(drain_seconds)
+    def asked() -> None:
+        nonlocal drained_at
+        if drained_at is None:
+            drained_at = loop.time()
+            driver.drain(drain_seconds)
+            log("a second Ctrl-C, or SIGTERM, stops at once")
+        elif loop.time() - drained_at > SAME_SIGNAL_SECONDS:
+            driver.drain_now()
+            log("stopping now: finished rows are published; what still runs is dropped, and made again later")
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, drain)
+        loop.add_signal_handler(number, asked)
     try:
         return await driver.run()
     finally:

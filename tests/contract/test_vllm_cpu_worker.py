@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("vllm")
-
-from regen.engines.vllm_cpu_worker import KERNEL, expand  # noqa: E402
-
-pytestmark = pytest.mark.engine  # it imports vLLM, which takes a while; none is started
+pytestmark = pytest.mark.engine  # it imports vLLM, which takes a while, and so not to collect it; none is started
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int32])
-def test_each_value_is_written_for_all_tokens_of_its_request(dtype):
+@pytest.fixture(scope="module")
+def torch() -> Any:
+    """PyTorch, with vLLM beside it."""
+    pytest.importorskip("vllm")
+    return pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_each_value_is_written_for_all_tokens_of_its_request(torch, dtype):
+    from regen.engines.vllm_cpu_worker import expand
+
+    dtype = getattr(torch, dtype)
     output = torch.full((6,), -7, dtype=dtype)
     expand(output, torch.tensor([3, 0, 5], dtype=dtype), torch.tensor([2, 5, 6], dtype=torch.int32), 0, 1, 32)
     assert output.tolist() == [3, 3, 1, 1, 1, 5]
 
 
-def test_temperatures_below_one_are_not_rounded():
+def test_temperatures_below_one_are_not_rounded(torch):
+    from regen.engines.vllm_cpu_worker import expand
+
     output = torch.empty(2)
     expand(output, torch.tensor([0.6]), torch.tensor([2], dtype=torch.int32), -1, 1)
     assert output.tolist() == pytest.approx([0.6, 0.6])
 
 
-def test_vllm_launches_it_in_place_of_its_own():
+def test_vllm_launches_it_in_place_of_its_own(torch):
     from vllm.v1.sample import rejection_sampler
+
+    from regen.engines.vllm_cpu_worker import KERNEL
 
     temperature = torch.tensor([0.6, 0.9])
     cumulated = torch.tensor([1, 3], dtype=torch.int32)
@@ -35,7 +46,7 @@ def test_vllm_launches_it_in_place_of_its_own():
     assert expanded.tolist() == pytest.approx([0.6, 0.9, 0.9])
 
 
-def test_a_step_without_any_drafted_token_passes_top_k():
+def test_a_step_without_any_drafted_token_passes_top_k(torch):
     from vllm.v1.sample import rejection_sampler
 
     class Sampling:

@@ -25,7 +25,7 @@ from regen.store.choosing import Wanted
 from regen.store.local import LocalStorage
 from tests import virtual_time
 from tests.heads import TARGET, VOCABULARY, eagle3
-from tests.processes import regen
+from tests.processes import regen_here
 from tests.runs import begin_run, drive, make_spec, shard_table, write_jsonl
 from tests.toy_target import END_ID
 
@@ -161,7 +161,7 @@ def test_counters_that_never_came_are_counted_as_absent(tmp_path: Path) -> None:
     assert arm.total.absent == len(
         [one for row in shard_table(tmp_path / "run").to_pylist() for one in row["generations"]]
     )
-    assert "absent is not zero" in regen("report", "run", cwd=tmp_path).stdout
+    assert "absent is not zero" in regen_here("report", "run", cwd=tmp_path).stdout
 
 
 def test_degenerate_rows_are_counted_and_in_no_figure(tmp_path: Path) -> None:
@@ -208,10 +208,10 @@ def test_rows_that_were_made_again_are_reported_as_they_are_now(tmp_path: Path) 
 
 def test_report_prints_tables_and_one_json_document(tmp_path: Path) -> None:
     finished(spec_with_head(tmp_path, rows=80))
-    shown = regen("report", "run", cwd=tmp_path)
+    shown = regen_here("report", "run", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "head-a on fake" in shown.stdout
-    found = json.loads(regen("report", "run", "--json", cwd=tmp_path).stdout)
+    found = json.loads(regen_here("report", "run", "--json", cwd=tmp_path).stdout)
     (draft,) = found["drafts"]
     assert {one["value"] for one in draft["by_source"]} == {"rows", "other"}
     assert draft["all"]["accept_length"] == pytest.approx(1 + draft["all"]["accepted"] / draft["all"]["drafts"])
@@ -220,7 +220,7 @@ def test_report_prints_tables_and_one_json_document(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_run_has_no_report(tmp_path: Path) -> None:
-    assert regen("report", "nothing", cwd=tmp_path).returncode == 2
+    assert regen_here("report", "nothing", cwd=tmp_path).returncode == 2
 
 
 # --- regen evaluate ------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ def test_the_verdict_is_the_exit_code_and_the_last_word(
 
 def test_a_dead_head_ends_with_3_and_the_json_is_still_one_document(tmp_path: Path) -> None:
     finished(spec_with_head(tmp_path, engine={"answer_tokens": 40, "acceptance_by_position": [0.0]}))
-    done = regen("evaluate", "run", "--draft", "head-a", "--json", cwd=tmp_path)
+    done = regen_here("evaluate", "run", "--draft", "head-a", "--json", cwd=tmp_path)
     assert done.returncode == 3, done.stderr
     assert "this head is dead" in done.stderr
     assert "perhaps the " in done.stderr
@@ -337,7 +337,7 @@ def test_a_dead_head_ends_with_3_and_the_json_is_still_one_document(tmp_path: Pa
 def test_evaluate_prints_a_table_with_both_drafts(tmp_path: Path) -> None:
     finished(spec_with_head(tmp_path))
     eagle3().write(tmp_path / "head-b")
-    done = regen("evaluate", "run", "--draft", "head-b", "--rows", "4", cwd=tmp_path)
+    done = regen_here("evaluate", "run", "--draft", "head-b", "--rows", "4", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "recorded" in done.stdout
     assert "difference" in done.stdout

@@ -33,6 +33,7 @@ from regen.store.files import JournalFiles
 from regen.store.findings import Code
 from regen.store.journal import Journal
 from regen.store.local import LocalStorage
+from tests import virtual_time
 from tests.runs import begin_run, conversations, drive, make_spec, shard_table, write_jsonl
 
 ROWS = [*conversations(18), {"prompt": {"no": "text"}}]
@@ -52,10 +53,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished and sealed run, with one row opened again and made, and one rejected."""
     folder = tmp_path_factory.mktemp("finished")
     begun = begin_run(make_spec(folder, rows=ROWS, sampling={"max_tokens": 12}))
-    asyncio.run(drive(LocalCluster(), begun))
+    virtual_time.run(drive(LocalCluster(), begun))
     retry(begun.storage, Wanted(frozenset({Status.TRUNCATED})), {"max_tokens": 100})
     begun = resume(begun.storage.url, StartOptions(processes=1), say=silent)
-    asyncio.run(drive(LocalCluster(), begun))
+    virtual_time.run(drive(LocalCluster(), begun))
     seal_run(begun.storage, begun.worker_setup.run)
     return folder
 

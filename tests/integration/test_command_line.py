@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import sys
@@ -15,7 +14,9 @@ from regen.run.local import LocalCluster
 from regen.run.session import seal_run, standing
 from regen.run.start import StartOptions, resume
 from regen.spec import dump_spec, load_spec
-from tests.processes import REGEN, environment, regen
+from tests import virtual_time
+from tests.chaos.ray_cluster import ENVIRONMENT, RayHead
+from tests.processes import REGEN, environment, regen, regen_here
 from tests.runs import begin_run, conversations, drive, make_spec, write_jsonl
 from tests.toy_target import build_toy_target
 
@@ -23,28 +24,28 @@ from tests.toy_target import build_toy_target
 def finished_run(folder: Path) -> Path:
     """A sealed run in `folder`/run, made without Ray."""
     begun = begin_run(make_spec(folder, rows=[*conversations(20), {"messages": []}]))
-    asyncio.run(drive(LocalCluster(), begun))
+    virtual_time.run(drive(LocalCluster(), begun))
     seal_run(begun.storage, begun.worker_setup.run)
     return folder / "run"
 
 
 def test_retry_opens_rows_again_and_says_what_is_next(tmp_path: Path) -> None:
     begun = begin_run(make_spec(tmp_path, rows=20, sampling={"max_tokens": 12}))
-    asyncio.run(drive(LocalCluster(), begun))
+    virtual_time.run(drive(LocalCluster(), begun))
     seal_run(begun.storage, begun.worker_setup.run)
-    opened = regen("retry", "run", "--status", "truncated", "--max-tokens", "100", cwd=tmp_path)
+    opened = regen_here("retry", "run", "--status", "truncated", "--max-tokens", "100", cwd=tmp_path)
     assert opened.returncode == 0, opened.stderr
-    seen = json.loads(regen("status", "run", "--json", cwd=tmp_path).stdout)
+    seen = json.loads(regen_here("status", "run", "--json", cwd=tmp_path).stdout)
     assert 0 < seen["reopened"] == seen["outcomes"]["truncated"]
     assert not seen["is_finished"]
     assert sum(seen["outcomes_by_replica"]["0"].values()) == 20
     assert seen["labels_by_source"]["rows"]["cut_in_answer"] >= seen["reopened"]
     assert f"{seen['reopened']} rows opened again (round 1)" in opened.stdout
-    assert regen("verify", "run", cwd=tmp_path).returncode == 0
-    again = regen("retry", "run", "--status", "truncated", "--max-tokens", "99999", cwd=tmp_path)
+    assert regen_here("verify", "run", cwd=tmp_path).returncode == 0
+    again = regen_here("retry", "run", "--status", "truncated", "--max-tokens", "99999", cwd=tmp_path)
     assert again.returncode == 2
     assert "leaves no room" in again.stderr
-    assert regen("retry", "run", "--status", "nothing", cwd=tmp_path).returncode == 2
+    assert regen_here("retry", "run", "--status", "nothing", cwd=tmp_path).returncode == 2
 
 
 def written(folder: Path, **sections: object) -> str:
@@ -81,16 +82,16 @@ def test_plan_status_and_verify_need_neither_ray_nor_an_engine(tmp_path: Path) -
 
 
 def test_init_writes_a_spec_that_parses_and_overwrites_nothing(tmp_path: Path) -> None:
-    assert regen("init", cwd=tmp_path).returncode == 0
+    assert regen_here("init", cwd=tmp_path).returncode == 0
     assert load_spec(tmp_path / "regen.yaml").name == "my-run"
-    again = regen("init", cwd=tmp_path)
+    again = regen_here("init", cwd=tmp_path)
     assert again.returncode == 2
     assert "exists" in again.stderr
 
 
 def test_a_bad_key_ends_with_2_and_its_path(tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text("name: x\nouptut: y\n", encoding="utf-8")
-    done = regen("run", "spec.yaml", cwd=tmp_path)
+    done = regen_here("run", "spec.yaml", cwd=tmp_path)
     assert done.returncode == 2
     assert "spec.yaml: ouptut: unknown key" in done.stderr
 
@@ -98,20 +99,20 @@ def test_a_bad_key_ends_with_2_and_its_path(tmp_path: Path) -> None:
 def test_plan_prints_every_source_and_is_deterministic(tmp_path: Path) -> None:
     rows = [*conversations(9), {"messages": []}, {"prompt": 5}]
     spec = written(tmp_path, rows=rows)
-    one, other = (json.loads(regen("plan", spec, "--json", cwd=tmp_path).stdout) for _ in range(2))
+    one, other = (json.loads(regen_here("plan", spec, "--json", cwd=tmp_path).stdout) for _ in range(2))
     assert one["digest"] == other["digest"]
     (source,) = one["sources"]
     assert (source["rows"], source["accepted"]) == (11, 9)
     assert sum(source["rejected"].values()) == 2
-    table = regen("plan", spec, cwd=tmp_path).stdout
+    table = regen_here("plan", spec, cwd=tmp_path).stdout
     assert "empty_conversation 1" in table
     assert not (tmp_path / "run").exists()
 
 
 def test_status_and_verify_agree_on_a_finished_run(tmp_path: Path) -> None:
     finished_run(tmp_path)
-    status = json.loads(regen("status", "run", "--json", cwd=tmp_path).stdout)
-    verified = regen("verify", "run", "--json", cwd=tmp_path)
+    status = json.loads(regen_here("status", "run", "--json", cwd=tmp_path).stdout)
+    verified = regen_here("verify", "run", "--json", cwd=tmp_path)
     found = json.loads(verified.stdout)
     assert verified.returncode == 0
     assert found["is_right"]
@@ -126,30 +127,36 @@ def test_verify_names_a_damaged_file_and_ends_with_1(tmp_path: Path, victim: str
     content = bytearray(path.read_bytes())
     content[len(content) // 3] ^= 0x20
     path.write_bytes(content)
-    done = regen("verify", "run", cwd=tmp_path)
+    done = regen_here("verify", "run", cwd=tmp_path)
     assert done.returncode == 1
     assert path.name in done.stdout
 
 
 def test_an_unfinished_run_does_not_verify_and_says_how_much_is_missing(tmp_path: Path) -> None:
     begin_run(make_spec(tmp_path, rows=5))
-    done = regen("verify", "run", cwd=tmp_path)
+    done = regen_here("verify", "run", cwd=tmp_path)
     assert done.returncode == 1
     assert "5 of 5 rows have no outcome yet" in done.stdout
 
 
 def test_a_folder_without_a_run_is_said_to_be_none(tmp_path: Path) -> None:
-    done = regen("status", "nothing", cwd=tmp_path)
+    done = regen_here("status", "nothing", cwd=tmp_path)
     assert done.returncode == 2
     assert "holds no run" in done.stderr
 
 
-def test_changed_sampling_is_refused_with_a_diff_and_changed_logistics_are_free(tmp_path: Path) -> None:
+def test_changed_sampling_is_refused_with_a_diff(tmp_path: Path) -> None:
     finished_run(tmp_path)
-    refused = regen("run", written(tmp_path, sampling={"temperature": 0.8}), cwd=tmp_path)
+    refused = regen_here("run", written(tmp_path, sampling={"temperature": 0.8}), cwd=tmp_path)
     assert refused.returncode == 5
     assert "sampling.temperature: was None, is 0.8" in refused.stderr
-    free = regen("run", written(tmp_path, engine={"replicas": 3}, checkpoint={"interval_seconds": 9}), cwd=tmp_path)
+
+
+@pytest.mark.ray
+def test_changed_logistics_are_free(tmp_path: Path, ray_head: RayHead) -> None:
+    finished_run(tmp_path)
+    spec = written(tmp_path, engine={"replicas": 3}, checkpoint={"interval_seconds": 9})
+    free = regen("run", spec, "--address", ray_head.address, cwd=tmp_path, more=ENVIRONMENT)
     assert free.returncode == 10
 
 
@@ -162,14 +169,14 @@ def test_a_run_is_continued_from_its_folder_alone_wherever_the_command_is_starte
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     again = resume("../run", StartOptions(processes=1), say=lambda text: None)
-    asyncio.run(drive(LocalCluster(), again))
+    virtual_time.run(drive(LocalCluster(), again))
     assert standing(again.storage).is_finished
 
 
 def test_an_edited_run_json_is_found(tmp_path: Path) -> None:
     path = finished_run(tmp_path) / "run.json"
     path.write_text(path.read_text().replace('"max_tokens": 100', '"max_tokens": 900'), encoding="utf-8")
-    done = regen("verify", "run", cwd=tmp_path)
+    done = regen_here("verify", "run", cwd=tmp_path)
     assert done.returncode == 1
     assert "run_altered: run.json" in done.stdout
 
@@ -178,7 +185,7 @@ def test_the_frozen_plan_cannot_be_drifted_away(tmp_path: Path) -> None:
     finished_run(tmp_path)
     write_jsonl(tmp_path / "more.jsonl", [{"prompt": "more"}])
     sources = [{"name": name, "path": str(tmp_path / f"{name}.jsonl")} for name in ("rows", "more")]
-    refused = regen("run", written(tmp_path, sources=sources), "--accept-drift", cwd=tmp_path)
+    refused = regen_here("run", written(tmp_path, sources=sources), "--accept-drift", cwd=tmp_path)
     assert refused.returncode == 5
     assert "sources.more" in refused.stderr
 
@@ -193,13 +200,13 @@ def test_a_closed_pipe_does_not_end_the_run(tmp_path: Path) -> None:
         assert process.stdout is not None
         process.stdout.close()
         assert process.wait(timeout=120) == 0
-    assert json.loads(regen("status", "run", "--json", cwd=tmp_path).stdout)["is_finished"]
+    assert json.loads(regen_here("status", "run", "--json", cwd=tmp_path).stdout)["is_finished"]
 
 
 def test_changed_input_is_refused_with_a_diff_of_rows(tmp_path: Path) -> None:
     finished_run(tmp_path)
     write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "new"}, *conversations(20), {"messages": []}, {"prompt": 7}])
-    refused = regen("run", written(tmp_path), cwd=tmp_path)
+    refused = regen_here("run", written(tmp_path), cwd=tmp_path)
     assert refused.returncode == 5
     assert "1 rows added" in refused.stderr
     assert "1 rows now rejected" in refused.stderr
@@ -213,7 +220,7 @@ def test_the_founding_fault_is_refused_before_anything_is_written(tmp_path: Path
     speculation = {"method": "eagle", "draft": str(draft), "num_tokens": 3}
     spec = written(tmp_path, speculation=speculation)
     for command in ("preflight", "run"):
-        done = regen(command, spec, cwd=tmp_path)
+        done = regen_here(command, spec, cwd=tmp_path)
         assert done.returncode == 3
         assert "'eagle'" in done.stderr
         assert "LlamaForCausalLMEagle3" in done.stderr
@@ -224,7 +231,7 @@ def test_the_examples_of_the_repository_can_be_planned(repository: Path, smollm2
     raw = yaml.safe_load((repository / "examples" / "demo.yaml").read_text(encoding="utf-8"))
     raw["target"]["model"] = str(smollm2)
     (tmp_path / "demo.yaml").write_text(yaml.safe_dump(raw), encoding="utf-8")
-    done = regen("plan", str(tmp_path / "demo.yaml"), "--json", cwd=repository)
+    done = regen_here("plan", str(tmp_path / "demo.yaml"), "--json", cwd=repository)
     sources = json.loads(done.stdout)["sources"]
     assert sum(source["accepted"] for source in sources) >= 48
     assert sum(source["rows"] - source["accepted"] for source in sources) == 2

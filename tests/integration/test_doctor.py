@@ -15,7 +15,7 @@ from aiohttp import web
 
 from tests.heads import eagle3, whole_model
 from tests.loopback import served
-from tests.processes import REGEN, environment, free_port, regen
+from tests.processes import REGEN, environment, free_port, regen_here
 from tests.sglang_stand_in import SglangStandIn
 from tests.vllm_stand_in import VllmStandIn
 
@@ -23,7 +23,7 @@ from tests.vllm_stand_in import VllmStandIn
 def visited(app: web.Application, folder: Path, *options: str, code: int) -> dict[str, Any]:
     """What doctor says of this server, as JSON."""
     with served(app) as url:
-        done = regen("doctor", url, "--json", *options, cwd=folder)
+        done = regen_here("doctor", url, "--json", *options, cwd=folder)
     assert done.returncode == code, done.stdout + done.stderr
     said: dict[str, Any] = json.loads(done.stdout)
     return said
@@ -32,7 +32,7 @@ def visited(app: web.Application, folder: Path, *options: str, code: int) -> dic
 def refused(app: web.Application, folder: Path, *options: str) -> tuple[int, str]:
     """Exit code and message where it ends with an error."""
     with served(app) as url:
-        done = regen("doctor", url, *options, cwd=folder)
+        done = regen_here("doctor", url, *options, cwd=folder)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stderr.splitlines()[-1]
 
@@ -212,7 +212,7 @@ def test_a_profile_from_the_drafts_card(tmp_path: Path) -> None:
 
 def test_people_read_tables(tmp_path: Path) -> None:
     with served(VllmStandIn(accepted=((0,),)).app()) as url:
-        done = regen("doctor", url, cwd=tmp_path)
+        done = regen_here("doctor", url, cwd=tmp_path)
     assert done.returncode == 3
     for said in ("not disclosed", "accept length 1.00", "draft-dead", "likely cause"):
         assert said in done.stdout
@@ -222,14 +222,14 @@ def test_people_read_tables(tmp_path: Path) -> None:
 
 
 def test_nobody_there(tmp_path: Path) -> None:
-    done = regen("doctor", f"http://127.0.0.1:{free_port()}", cwd=tmp_path)
+    done = regen_here("doctor", f"http://127.0.0.1:{free_port()}", cwd=tmp_path)
     assert done.returncode == 8
     assert "Is the server running" in done.stderr
 
 
 @pytest.mark.parametrize("address", ["spec.yaml", "localhost:8000", "http://me:secret@localhost:8000"])
 def test_no_address(address: str, tmp_path: Path) -> None:
-    done = regen("doctor", address, cwd=tmp_path)
+    done = regen_here("doctor", address, cwd=tmp_path)
     assert done.returncode == 2
     assert "secret" not in done.stdout + done.stderr
 
@@ -317,6 +317,6 @@ def test_a_server_too_slow_to_answer_is_not_waited_for(tmp_path: Path) -> None:
 def test_control_characters_of_a_server_do_not_reach_the_terminal(tmp_path: Path) -> None:
     server = SglangStandIn(draft="\x1b[2Jhead", arguments={"version": "\x1b]0;x\x07"})
     with served(server.app()) as url:
-        done = regen("doctor", url, cwd=tmp_path)
+        done = regen_here("doctor", url, cwd=tmp_path)
     assert "\x1b" not in done.stdout + done.stderr
     assert os.path.basename(url) in done.stdout

@@ -14,7 +14,7 @@ from regen.errors import EngineStalled, ExitCode
 from regen.records import TokenScore
 from regen.run.doctor_spec import examine_spec
 from regen.spec import RunSpec, dump_spec
-from tests.processes import regen
+from tests.processes import regen_here
 from tests.runs import make_spec, with_draft
 
 BRIEF = {"drafts": 100, "max_tokens": 32}
@@ -40,7 +40,7 @@ def speculating(folder: Path, **engine: Any) -> str:
 def test_the_verdict_on_a_specs_own_engine(
     tmp_path: Path, engine: dict[str, Any], verdict: str, code: ExitCode
 ) -> None:
-    done = regen("doctor", speculating(tmp_path, **engine), "--json", cwd=tmp_path)
+    done = regen_here("doctor", speculating(tmp_path, **engine), "--json", cwd=tmp_path)
     said = json.loads(done.stdout)
     assert (said["verdict"], done.returncode) == (verdict, code)
     assert said["layers"] == [2, 6, 9]
@@ -65,13 +65,13 @@ def test_what_files_refuse_starts_no_engine(tmp_path: Path) -> None:
     refused = spec.model_copy(
         update={"speculation": spec.speculation.model_copy(update={"method": "eagle", "accept": []})}
     )
-    done = regen("doctor", written(refused, tmp_path), "--json", cwd=tmp_path)
+    done = regen_here("doctor", written(refused, tmp_path), "--json", cwd=tmp_path)
     said = json.loads(done.stdout)
     assert (said["verdict"], said["engine"], done.returncode) == ("refused", None, ExitCode.PREFLIGHT)
     assert "method-mismatch" in {finding["code"] for finding in said["findings"]}
 
 
 def test_without_speculation_there_is_nothing_to_examine(tmp_path: Path) -> None:
-    done = regen("doctor", written(make_spec(tmp_path, rows=3), tmp_path), cwd=tmp_path)
+    done = regen_here("doctor", written(make_spec(tmp_path, rows=3), tmp_path), cwd=tmp_path)
     assert done.returncode == 0
     assert "off" in done.stdout

@@ -1,4 +1,4 @@
-"""Faults around the engines: the coordinator, the store, the driver, other starts. On one event loop, no Ray."""
+"""Faults around the engines: coordinator, store, driver, other starts. On one event loop, on virtual time, no Ray."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ from regen.run.start import Begun, StartOptions, begin, resume
 from regen.spec import RunSpec
 from regen.store.history import read_history
 from regen.store.local import LocalStorage
+from tests import virtual_time
 from tests.runs import begin_run, drive, make_spec
 
 
@@ -47,17 +48,19 @@ class Session:
     cluster: LocalCluster = field(default_factory=LocalCluster)
     said: list[str] = field(default_factory=list)
     seen: list[CoordinatorStatus] = field(default_factory=list)
+    seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self.driver = Driver(self.cluster, self.begun.worker_setup, self.seen.append, self.said.append)
 
     async def during(self, act: Callable[[Session], Awaitable[None]], seconds: float = 25) -> CoordinatorStatus:
         """Run it, do something meanwhile, and wait for its end."""
-        running = asyncio.ensure_future(self.driver.run())
+        began, running = time.monotonic(), asyncio.ensure_future(self.driver.run())
         try:
             await act(self)
             return await asyncio.wait_for(running, seconds)
         finally:
+            self.seconds = time.monotonic() - began
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 
@@ -108,7 +111,7 @@ def test_a_drain_survives_a_restart_of_the_coordinator(tmp_path: Path) -> None:
         await asyncio.sleep(0.5)
         await session.restart_coordinator()
 
-    assert asyncio.run(session.during(act)).phase is Phase.DRAINED
+    assert virtual_time.run(session.during(act)).phase is Phase.DRAINED
     assert 0 < session.done < 80
 
 
@@ -125,7 +128,7 @@ def test_a_coordinator_restarted_while_the_store_is_away_waits_for_it(
         await asyncio.sleep(1.0)
         store.is_away = False
 
-    assert asyncio.run(session.during(act)).phase is Phase.FINISHED
+    assert virtual_time.run(session.during(act)).phase is Phase.FINISHED
 
 
 def test_while_the_store_is_away_rows_are_made_and_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +141,7 @@ def test_while_the_store_is_away_rows_are_made_and_it_is_said(tmp_path: Path, mo
         await session.until(lambda: session.seen[-1].uncommitted_rows > 20)
         store.is_away = False
 
-    assert asyncio.run(session.during(act)).phase is Phase.FINISHED
+    assert virtual_time.run(session.during(act)).phase is Phase.FINISHED
     assert any("does not answer" in (status.store_error or "") for status in session.seen)
     assert session.seen[-1].store_error is None
     assert read_history(session.begun.storage)[-1].tally.store_errors > 0
@@ -154,10 +157,9 @@ def test_a_drain_with_the_store_away_ends_at_its_time(tmp_path: Path, monkeypatc
         await asyncio.sleep(2.5)
         session.driver.drain(1.0)
 
-    began = time.monotonic()
     with pytest.raises(StoreUnavailable):
-        asyncio.run(session.during(act))
-    assert time.monotonic() - began < 15
+        virtual_time.run(session.during(act))
+    assert session.seconds < 15
 
 
 def test_a_plan_that_cannot_be_read_for_a_moment_costs_no_replica(
@@ -174,7 +176,7 @@ def test_a_plan_that_cannot_be_read_for_a_moment_costs_no_replica(
 
     monkeypatch.setattr(RunPlan, "rows", rows)
     session = Session(begun)
-    assert asyncio.run(session.during(_nothing)).phase is Phase.FINISHED
+    assert virtual_time.run(session.during(_nothing)).phase is Phase.FINISHED
     assert session.said == []
 
 
@@ -194,7 +196,7 @@ def test_a_failed_row_is_written_down_when_the_plan_can_be_read_again(
 
     monkeypatch.setattr(RunPlan, "rows", rows)
     session = Session(begun)
-    assert asyncio.run(session.during(_nothing)).phase is Phase.FINISHED
+    assert virtual_time.run(session.during(_nothing)).phase is Phase.FINISHED
     assert standing(begun.storage).totals.by_status()[Status.FAILED] == 1
 
 
@@ -227,7 +229,7 @@ def test_a_replica_whose_process_hangs_is_killed_and_replaced(tmp_path: Path, mo
         worker._worker._exchange = exchange
 
     session = Session(slow_rows(tmp_path), OneWorkerChanged(0, hang))
-    assert asyncio.run(session.during(_nothing)).phase is Phase.FINISHED
+    assert virtual_time.run(session.during(_nothing)).phase is Phase.FINISHED
     assert any("says nothing any more" in line for line in session.said)
     assert read_history(session.begun.storage)[-1].tally.slots[0].stalls == 1
 
@@ -241,7 +243,7 @@ def test_a_replica_that_cannot_be_built_is_spoken_of_and_the_others_go_on(tmp_pa
 
     begun = slow_rows(tmp_path, engine={"replicas": 2, "restarts": 0})
     session = Session(begun, OneWorkerChanged(1, fail))
-    assert asyncio.run(session.during(_nothing)).phase is Phase.FINISHED
+    assert virtual_time.run(session.during(_nothing)).phase is Phase.FINISHED
     assert any("replica 1 is gone: SpecError" in line for line in session.said)
 
 
@@ -256,7 +258,7 @@ def test_one_row_that_never_returns_costs_a_row(tmp_path: Path, monkeypatch: pyt
         await real(engine, request)
 
     monkeypatch.setattr(FakeEngine, "_suffer", suffer)
-    asyncio.run(drive(LocalCluster(), begun))
+    virtual_time.run(drive(LocalCluster(), begun))
     assert standing(begun.storage).totals.reasons == {(Status.FAILED, "stalled"): 1}
 
 
@@ -267,7 +269,7 @@ def test_a_drain_while_engines_load_starts_no_more_of_them(tmp_path: Path) -> No
         await asyncio.sleep(1.5)
         session.driver.drain(3.0)
 
-    assert asyncio.run(session.during(act)).phase is Phase.DRAINED
+    assert virtual_time.run(session.during(act)).phase is Phase.DRAINED
     assert len(session.cluster.workers) == 1
 
 
@@ -275,7 +277,7 @@ def test_when_the_last_replica_is_lost_finished_rows_are_published_first(tmp_pat
     engine = {"restarts": 0, "slots": 4, "step_seconds": 0.01, "faults": [{"kind": "die", "after_requests": 40}]}
     begun = begin_run(make_spec(tmp_path, rows=80, engine=engine, checkpoint={"interval_seconds": 60.0}))
     with pytest.raises(EngineDied):
-        asyncio.run(drive(LocalCluster(), begun))
+        virtual_time.run(drive(LocalCluster(), begun))
     assert standing(begun.storage).totals.done > 20
     assert look(begun.storage).has_ended
 
@@ -286,13 +288,13 @@ def test_watching_cannot_kill_a_run(tmp_path: Path) -> None:
 
     begun = begin_run(make_spec(tmp_path, rows=10))
     driver = Driver(LocalCluster(), begun.worker_setup, watch, log=lambda text: None)
-    assert asyncio.run(driver.run()).phase is Phase.FINISHED
+    assert virtual_time.run(driver.run()).phase is Phase.FINISHED
 
 
 def test_the_endpoint_is_checked_without_a_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     begun = begin_run(make_spec(tmp_path, rows=5, metrics={"port": 0}))
-    assert asyncio.run(drive(LocalCluster(), begun)).phase is Phase.FINISHED
+    assert virtual_time.run(drive(LocalCluster(), begun)).phase is Phase.FINISHED
 
 
 def test_a_heartbeat_that_cannot_be_written_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +307,7 @@ def test_a_heartbeat_that_cannot_be_written_stops_nothing(tmp_path: Path, monkey
 
     monkeypatch.setattr(LocalStorage, "replace", replace)
     begun = begin_run(make_spec(tmp_path, rows=10))
-    assert asyncio.run(drive(LocalCluster(), begun)).phase is Phase.FINISHED
+    assert virtual_time.run(drive(LocalCluster(), begun)).phase is Phase.FINISHED
 
 
 def test_the_limit_of_hours_drains_whatever_the_coordinator_forgets(tmp_path: Path) -> None:
@@ -315,9 +317,8 @@ def test_the_limit_of_hours_drains_whatever_the_coordinator_forgets(tmp_path: Pa
         await asyncio.sleep(1.0)
         await session.restart_coordinator()
 
-    began = time.monotonic()
-    assert asyncio.run(session.during(act)).phase is Phase.DRAINED
-    assert time.monotonic() - began < 10
+    assert virtual_time.run(session.during(act)).phase is Phase.DRAINED
+    assert session.seconds < 10
 
 
 def test_after_the_breaker_the_cause_is_mended_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -325,16 +326,16 @@ def test_after_the_breaker_the_cause_is_mended_and_the_run_goes_on(tmp_path: Pat
     bad = {"faults": [{"kind": "fail", "after_requests": 150, "times": 10_000}]}
     broken = begin_run(make_spec(tmp_path, rows=600, engine=bad, limits=limits))
     with pytest.raises(RegenError, match="engine_error"):
-        asyncio.run(drive(LocalCluster(), broken))
+        virtual_time.run(drive(LocalCluster(), broken))
     assert look(broken.storage).reasons["failed"].keys() == {"engine_error"}
     mended = begin_run(make_spec(tmp_path, engine={"faults": []}, limits=limits))
-    assert asyncio.run(drive(LocalCluster(), mended)).phase is Phase.FINISHED
+    assert virtual_time.run(drive(LocalCluster(), mended)).phase is Phase.FINISHED
 
 
 def test_an_engine_that_refuses_every_row_trips_the_breaker(tmp_path: Path) -> None:
     begun = begin_run(make_spec(tmp_path, rows=600, engine={"faults": [{"kind": "refuse", "times": 10_000}]}))
     with pytest.raises(RegenError, match="engine_refused"):
-        asyncio.run(drive(LocalCluster(), begun))
+        virtual_time.run(drive(LocalCluster(), begun))
 
 
 def test_a_start_that_was_still_planning_leaves_the_run_that_began_meanwhile_alone(
@@ -385,7 +386,7 @@ def test_accepted_drift_is_recorded_and_holds(tmp_path: Path) -> None:
     with pytest.raises(FingerprintDrift, match=r"sampling\.temperature: was 0\.6, is 0\.9"):
         begin_run(changed)
     begun = begin_run(changed, accept_drift=True)
-    asyncio.run(drive(LocalCluster(), begun))
+    virtual_time.run(drive(LocalCluster(), begun))
     seal_run(begun.storage, begun.worker_setup.run)
     assert begin_run(changed).record.fingerprint == begun.record.fingerprint  # accepted once, known from then on
     with pytest.raises(FingerprintDrift, match="regen run SPEC"):

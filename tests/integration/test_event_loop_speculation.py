@@ -25,7 +25,7 @@ from regen.spec import RunSpec, dump_spec
 from regen.store.control import ArmMeasured, DecidedBy, SpeculationDecided, Verdict
 from tests import virtual_time
 from tests.heads import eagle3
-from tests.processes import regen
+from tests.processes import regen_here
 from tests.runs import begin_run, drive, make_spec, shard_table, with_draft
 
 DEAD = {"acceptance_by_position": [0.0, 0.0, 0.0]}
@@ -204,7 +204,7 @@ def test_the_choice_holds_for_the_run_that_follows(tmp_path: Path) -> None:
     first = begin_run(spec, purpose=Purpose.CALIBRATE)
     virtual_time.run(drive(LocalCluster(), first))
     (tmp_path / "spec.yaml").write_text(dump_spec(spec), encoding="utf-8")
-    asked = regen("calibrate", "spec.yaml", "--json", cwd=tmp_path)  # it is known: no engine is started
+    asked = regen_here("calibrate", "spec.yaml", "--json", cwd=tmp_path)  # it is known: no engine is started
     assert json.loads(asked.stdout)["arm"] == "off", asked.stderr
     before = standing(first.storage).totals.done
     again = begin_run(spec)

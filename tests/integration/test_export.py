@@ -16,7 +16,7 @@ from regen.run.export import Exported, ExportOptions, export, statuses_named
 from regen.run.local import LocalCluster
 from regen.run.session import seal_run, standing
 from regen.run.start import Begun
-from regen.store.export.card import NOT_FOUND, RunFacts, card
+from regen.store.export.card import NOT_FOUND, TerminalFacts, card
 from regen.store.export.conversation import Fields
 from regen.store.export.files import ExportFolder
 from regen.store.export.format import Record
@@ -24,7 +24,7 @@ from regen.store.export.formats import FORMATS
 from regen.store.export.selection import Selection
 from regen.store.export.tally import Tally
 from tests import virtual_time
-from tests.processes import regen
+from tests.processes import regen_here
 from tests.runs import begin_run, conversations, drive, make_spec, shard_table
 
 ALL = sorted(FORMATS)
@@ -134,7 +134,7 @@ def test_datasets_loads_messages_of_which_few_have_calls_and_reasoning(tmp_path:
         for messages in [*[plain] * 12_000, other]:
             folder.write(Record({"id": "1", "source": "s", "messages": messages}, "train", 3, 1, 2, 1))
         folder.finish_files()
-        facts = RunFacts("n", "f", "t", "c", "e", None, {}, {}, 1, 1, "1")
+        facts = TerminalFacts("n", "f", "t", "c", "e", None, {}, {}, 1, 1, "1")
         text = card(facts, format_, Selection(), Tally(None), folder.files, fields, NOT_FOUND)
         folder.publish(text, {})
     loaded = datasets.load_dataset(str(tmp_path / "out"), split="train", cache_dir=str(tmp_path / "cache"))
@@ -275,12 +275,12 @@ def test_statuses_by_name() -> None:
 
 def test_the_command(finished: Path, tmp_path: Path) -> None:
     words = ["export", str(finished / "run"), "--to", "speculators", "--out", "out"]
-    done = regen(*words, cwd=tmp_path)
+    done = regen_here(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "left out 1: rejected: empty_conversation" in done.stdout
-    assert regen(*words, cwd=tmp_path).returncode == 2
-    again = regen(*words, "--overwrite", "--json", "--include", "truncated", cwd=tmp_path)
+    assert regen_here(*words, cwd=tmp_path).returncode == 2
+    again = regen_here(*words, "--overwrite", "--json", "--include", "truncated", cwd=tmp_path)
     assert json.loads(again.stdout)["rows_kept"] == 30
-    refused = regen("export", str(finished / "run"), "--to", "automodel", "--out", "text", cwd=tmp_path)
+    refused = regen_here("export", str(finished / "run"), "--to", "automodel", "--out", "text", cwd=tmp_path)
     assert refused.returncode == 1
     assert "--allow-extra-loss" in refused.stderr

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ from regen.run.session import seal_run
 from regen.spec import RowsSpec
 from regen.store.export.formats import FORMATS
 from regen.store.local import LocalStorage
+from tests import virtual_time
 from tests.runs import begin_run, drive, make_spec, shard_table, write_jsonl
 from tests.toy_target import END_ID, START_ID, build_toy_target
 
-pytest.importorskip("vllm")
+pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="its parsers come with vLLM")
 
 ARGUMENTS = "call.function.arguments if call.function.arguments is string else call.function.arguments|tojson"
 TEMPLATE = """\
@@ -90,7 +91,7 @@ def made(folder: Path, template: str) -> Path:
         ],
     )
     begun = begin_run(spec.model_copy(update={"rows": RowsSpec(eval_share=0.5)}))
-    asyncio.run(drive(LocalCluster(), begun))
+    virtual_time.run(drive(LocalCluster(), begun))
     seal_run(begun.storage, begun.worker_setup.run)
     return folder / "run"
 

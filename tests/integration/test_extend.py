@@ -27,6 +27,7 @@ from regen.store.control import Claim, PlanExtended
 from regen.store.journal import Journal
 from regen.store.layout import journal_key
 from regen.store.local import LocalStorage
+from tests import virtual_time
 from tests.runs import begin_run, conversations, determined, drive, make_spec, shard_table, write_jsonl
 from tests.unit.store.journals import footer_of
 
@@ -42,14 +43,14 @@ def _no_watching(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def made(spec: RunSpec) -> LocalStorage:
     begun = begin_run(spec)
-    asyncio.run(drive(LocalCluster(), begun))
+    virtual_time.run(drive(LocalCluster(), begun))
     seal_run(begun.storage, begun.worker_setup.run)
     return LocalStorage(Path(spec.output))
 
 
 def resumed(storage: LocalStorage) -> None:
     begun = resume(storage.url, StartOptions(processes=1), say=silent)
-    assert asyncio.run(drive(LocalCluster(), begun)).phase is Phase.FINISHED
+    assert virtual_time.run(drive(LocalCluster(), begun)).phase is Phase.FINISHED
     seal_run(begun.storage, begun.worker_setup.run)
 
 
@@ -276,7 +277,7 @@ def test_an_export_of_an_extended_run_has_every_row_once_sealed_or_not(tmp_path:
     storage = made(make_spec(tmp_path, rows=16))
     extended(grown(tmp_path, 25))
     begun = resume(storage.url, StartOptions(processes=1), say=silent)
-    asyncio.run(drive(LocalCluster(), begun))
+    virtual_time.run(drive(LocalCluster(), begun))
 
     def exported(out: str) -> int:
         return export(storage.url, ExportOptions("messages", str(tmp_path / out)), silent).tally.rows_seen

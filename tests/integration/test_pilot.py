@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from regen.spec import RunSpec, dump_spec
 from regen.store.committed import CommittedRows
 from regen.store.parquet import integers
 from tests import virtual_time
-from tests.processes import regen
+from tests.chaos.ray_cluster import ENVIRONMENT, RayHead
+from tests.processes import PATIENCE_SECONDS, regen, regen_here
 from tests.runs import begin_run, conversations, drive, make_spec, shard_table, with_draft, write_jsonl
 
 SHORT = {"warmup": {"drafts": 50, "max_tokens": 16, "seconds": 20.0, "canary_rows": 0}, "gate": "warn"}
@@ -125,21 +127,23 @@ def test_nothing_to_try_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
-def test_the_command_makes_the_sample_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_the_command_makes_the_sample_and_the_run_goes_on(tmp_path: Path, ray_head: RayHead) -> None:
+    on_ray = partial(regen, cwd=tmp_path, more=ENVIRONMENT, timeout_seconds=PATIENCE_SECONDS)
+    there = ("--address", ray_head.address)
     (tmp_path / "spec.yaml").write_text(dump_spec(make_spec(tmp_path, rows=20)), encoding="utf-8")
-    refused = regen("pilot", "spec.yaml", "--page", "nowhere/page.html", cwd=tmp_path)
+    refused = regen_here("pilot", "spec.yaml", "--page", "nowhere/page.html", cwd=tmp_path)
     assert (refused.returncode, (tmp_path / "run").exists()) == (2, False)
-    made = regen("pilot", "spec.yaml", "--rows", "8", cwd=tmp_path)
+    made = on_ray("pilot", "spec.yaml", "--rows", "8", *there)
     assert made.returncode == 0, made.stderr
     assert "The whole run" in made.stdout
-    seen = json.loads(regen("status", "run", "--json", cwd=tmp_path).stdout)
+    seen = json.loads(regen_here("status", "run", "--json", cwd=tmp_path).stdout)
     assert (sum(seen["outcomes"].values()), seen["is_finished"]) == (8, False)
     assert (tmp_path / "run" / "pilot.html").read_text(encoding="utf-8").count("<details>") == 8
-    assert regen("run", "spec.yaml", cwd=tmp_path).returncode == 0
-    again = regen("pilot", "spec.yaml", "--rows", "8", "--page", "page.html", "--json", cwd=tmp_path)
+    assert on_ray("run", "spec.yaml", *there).returncode == 0
+    again = on_ray("pilot", "spec.yaml", "--rows", "8", "--page", "page.html", "--json", *there)
     assert json.loads(again.stdout)["done"] == 8
     assert (tmp_path / "page.html").exists()
-    assert regen("verify", "run", cwd=tmp_path).returncode == 0
+    assert regen_here("verify", "run", cwd=tmp_path).returncode == 0
 
 
 # --- what it tells -------------------------------------------------------------------------------

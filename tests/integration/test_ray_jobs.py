@@ -15,7 +15,7 @@ import pytest
 from regen.run.session import standing
 from regen.spec import RunSpec, dump_spec
 from regen.store.local import LocalStorage
-from tests.processes import REGEN, environment, free_port, regen, started, wait_until
+from tests.processes import PATIENCE_SECONDS, REGEN, environment, free_port, reached, regen, started, wait_until
 from tests.runs import make_spec
 
 pytestmark = pytest.mark.ray
@@ -31,9 +31,11 @@ def job_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command = [str(BIN / "ray"), "start", "--head", "--block", "--num-cpus=2", "--include-dashboard=true", *options]
     folder = tmp_path_factory.mktemp("cluster")
     os.environ["PATH"] = f"{BIN}{os.pathsep}{os.environ['PATH']}"  # `python` of an entrypoint is that of `ray start`
-    with started(command, cwd=folder):
+    with started(command, cwd=folder) as head:
         address = f"http://127.0.0.1:{ports['dashboard-port']}"
-        wait_until(lambda: ray("job", "list", "--address", address).returncode == 0, seconds=90)
+        # It lists jobs before it takes any.
+        submit = ("job", "submit", "--address", address, "--", "true")
+        reached(lambda: ray(*submit).returncode == 0, head)
         yield address
 
 
@@ -59,22 +61,25 @@ def job_status(address: str, job: str) -> str:
 
 
 def test_a_submitted_job_is_stopped_in_order_and_continued_by_ray_job_submit(tmp_path: Path, job_server: str) -> None:
-    engine = {"replicas": 2, "slots": 8, "step_seconds": 0.05, "answer_tokens": 25}
+    engine = {"replicas": 2, "slots": 8, "step_seconds": 0.15, "answer_tokens": 25}  # more than a minute for all rows
     spec = make_spec(tmp_path, rows=300, engine=engine, checkpoint={"interval_seconds": 1.0})
     submitted = regen("submit", written(spec, tmp_path), "--address", job_server, cwd=tmp_path)
     job = re.search(r"raysubmit_\w+", submitted.stdout)
     assert job, submitted.stderr
     follower = [str(BIN / "ray"), "job", "logs", "--address", job_server, "--follow", job[0]]
     with started(follower, tmp_path) as log, started([*REGEN, "status", "run", "--watch"], tmp_path) as status:
-        wait_until(lambda: done(tmp_path / "run") > 0, seconds=90)
+        wait_until(lambda: done(tmp_path / "run") > 0, seconds=PATIENCE_SECONDS)
         log.kill()
         status.kill()
     seen = done(tmp_path / "run")
-    wait_until(lambda: done(tmp_path / "run") > seen)  # losing whoever watches changes nothing
+    wait_until(
+        lambda: done(tmp_path / "run") > seen, seconds=PATIENCE_SECONDS
+    )  # losing whoever watches changes nothing
     assert ray("job", "stop", job[0], "--address", job_server).returncode == 0
     assert job_status(job_server, job[0]) == "STOPPED"
     assert json.loads((tmp_path / "run" / "holder.json").read_text())["state"] == "drained"
     assert 0 < done(tmp_path / "run") < 300
+    written(make_spec(tmp_path, engine={**engine, "step_seconds": 0.0}), tmp_path)
     command = ["python", "-m", "regen", "run", str(tmp_path / "spec.yaml")]
     again = ray("job", "submit", "--address", job_server, "--", *command)
     assert again.returncode == 0, again.stdout + again.stderr

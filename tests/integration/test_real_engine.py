@@ -14,7 +14,7 @@ from regen.run.export import ExportOptions, export
 from regen.run.session import standing
 from regen.spec import dump_spec, parse_spec
 from regen.store.local import LocalStorage
-from tests.processes import REGEN, descendants, exists, free_port, kill, regen, started, titled, wait_until
+from tests.processes import REGEN, descendants, exists, free_port, kill, reached, regen, started, titled, wait_until
 from tests.runs import conversations, shard_table, write_jsonl
 from tests.scrapes import sample, scraped
 
@@ -53,17 +53,17 @@ def test_killed_twice_and_continued_the_run_is_whole_and_reads_back(tmp_path: Pa
     port = free_port()
     spec = write_spec(tmp_path, smollm2, rows=45, engine_port=port)
     with started([*REGEN, "run", spec], cwd=tmp_path) as process:
-        wait_until(partial(has_done, tmp_path / "run", 5), seconds=180)
+        reached(partial(has_done, tmp_path / "run", 5), process)
         check_own_series(port)
         (replica,) = titled(process.pid, "ray::ReplicaActor")
         engine = descendants(replica)
         assert engine, "vLLM's engine runs in processes of its own"
         kill(replica)
         wait_until(lambda: not any(exists(pid) for pid in engine), seconds=30)
-        wait_until(partial(has_done, tmp_path / "run", 20), seconds=180)
+        reached(partial(has_done, tmp_path / "run", 20), process)
         check_own_series(port)  # of the next engine, at the same port
         process.kill()
-    done = regen("resume", "run", cwd=tmp_path, timeout_seconds=300)
+    done = regen("resume", "run", cwd=tmp_path, timeout_seconds=900)
     assert done.returncode == 0, done.stdout + done.stderr
     assert regen("verify", "run", cwd=tmp_path).returncode == 0
     check_rows(tmp_path / "run", smollm2)

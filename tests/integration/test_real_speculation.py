@@ -20,6 +20,11 @@ from tests.runs import write_jsonl
 
 pytestmark = [pytest.mark.engine, pytest.mark.ray]
 
+# Only a failure takes so long; a busy machine needs five times the usual.
+COMMAND_SECONDS = 900
+# More than the 500 drafts that a verdict needs, also at accept length 1.8, in a third of the time that 64 rows take.
+WARMUP = {"rows": 24, "max_tokens": 48, "canary_rows": 8}
+
 
 def write_spec(folder: Path, model: Path, source: Path, **sections: Any) -> str:
     raw: dict[str, Any] = {
@@ -68,7 +73,7 @@ def test_a_head_run_under_the_wrong_method_is_refused_and_forced_past_that_stopp
     config = json.loads((head / "config.json").read_text(encoding="utf-8"))
     (draft / "config.json").write_text(json.dumps({**config, "architectures": ["Eagle3LlamaForCausalLM"]}))
     (draft / "model.safetensors").symlink_to(head / "model.safetensors")
-    speculation: dict[str, Any] = {"method": "eagle", "draft": str(draft), "num_tokens": 3}
+    speculation: dict[str, Any] = {"method": "eagle", "draft": str(draft), "num_tokens": 3, "warmup": WARMUP}
     questions = shared_prompts / "gsm8k_test.jsonl"
     spec = write_spec(tmp_path, smollm2, questions, speculation=speculation)
     refused = regen("preflight", "--json", spec, cwd=tmp_path)
@@ -79,7 +84,7 @@ def test_a_head_run_under_the_wrong_method_is_refused_and_forced_past_that_stopp
     assert not (tmp_path / "run").exists()
 
     spec = write_spec(tmp_path, smollm2, questions, speculation={**speculation, "accept": codes})
-    stopped = regen("run", spec, cwd=tmp_path, timeout_seconds=300)
+    stopped = regen("run", spec, cwd=tmp_path, timeout_seconds=COMMAND_SECONDS)
     assert stopped.returncode == ExitCode.SPECULATION, stopped.stdout + stopped.stderr
     assert "method-mismatch" in stopped.stderr, "what was accepted is named as a cause"
     assert has_made_nothing(tmp_path)
@@ -87,10 +92,10 @@ def test_a_head_run_under_the_wrong_method_is_refused_and_forced_past_that_stopp
 
 def test_a_head_that_files_cannot_tell_from_a_good_one_is_stopped_by_the_gate(tmp_path: Path, smollm2: Path) -> None:
     draft = build_random_head(smollm2, tmp_path / "draft")
-    speculation = {"method": "eagle3", "draft": str(draft), "num_tokens": 3}
+    speculation = {"method": "eagle3", "draft": str(draft), "num_tokens": 3, "warmup": WARMUP}
     spec = write_spec(tmp_path, smollm2, sums(tmp_path, 80), speculation=speculation)
     assert regen("preflight", spec, cwd=tmp_path).returncode == 0
-    stopped = regen("run", spec, cwd=tmp_path, timeout_seconds=300)
+    stopped = regen("run", spec, cwd=tmp_path, timeout_seconds=COMMAND_SECONDS)
     assert stopped.returncode == ExitCode.SPECULATION, stopped.stdout + stopped.stderr
     assert "accept length 1.00" in stopped.stderr
     assert has_made_nothing(tmp_path)
@@ -104,11 +109,11 @@ def test_a_good_head_that_does_not_pay_is_switched_off_and_the_rows_made_count(
         "method": "eagle3",
         "draft": str(head),
         "num_tokens": 3,
-        "warmup": {"rows": 24, "max_tokens": 48, "canary_rows": 8},
+        "warmup": WARMUP,
         "calibration": {"arms": 2, "window_seconds": 8.0, "max_engine_starts": 4},
     }
     spec = write_spec(tmp_path, smollm2, shared_prompts / "gsm8k_test.jsonl", speculation=speculation)
-    done = regen("calibrate", spec, cwd=tmp_path, timeout_seconds=500)
+    done = regen("calibrate", spec, cwd=tmp_path, timeout_seconds=COMMAND_SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
     storage = LocalStorage(tmp_path / "run")
     choice = standing_choice(storage, require_record(storage).spec)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from regen.run.look import look
 from regen.run.session import seal_run, standing
 from regen.run.start import Begun, StartOptions, resume
 from regen.spec import RunSpec
+from tests import virtual_time
 from tests.runs import begin_run, drive, make_spec, shard_table
 from tests.toy_target import CHAT_TEMPLATE
 
@@ -97,7 +97,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Begun]:
     with pytest.MonkeyPatch.context() as patch:
         make_odd(patch)
         begun = begin_run(spec_of(tmp_path_factory.mktemp("run")))
-        status = asyncio.run(drive(LocalCluster(), begun))
+        status = virtual_time.run(drive(LocalCluster(), begun))
         assert status.phase is Phase.FINISHED
         seal_run(begun.storage, begun.worker_setup.run)
         yield begun
@@ -193,6 +193,6 @@ def test_an_answer_of_six_megabytes_is_kept_whole_and_survives_a_resume(finished
     assert len(by_name(finished)["very long"]["generations"][0]["content"]) == MEGABYTES_6
     before = standing(finished.storage)
     begun = resume(finished.storage.url, StartOptions(processes=1), say=lambda text: None)
-    assert asyncio.run(drive(LocalCluster(), begun)).phase is Phase.FINISHED
+    assert virtual_time.run(drive(LocalCluster(), begun)).phase is Phase.FINISHED
     assert standing(begun.storage) == before
     assert check(begun.storage).is_right

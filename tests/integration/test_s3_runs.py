@@ -29,6 +29,9 @@ from tests.s3_faults import Fault, FaultyProxy, Kind, faulty
 from tests.s3_server import KEYS, S3Server
 
 ROWS = 30
+# Rows wait for the commit of those before them: no commit takes more than are in the slots, however slow the store is,
+# and what a test does after a few rows comes before the last ones.
+STEP_BY_STEP = {"interval_seconds": 0.3, "max_bytes": 1, "uncommitted_bytes": 1}
 
 
 @pytest.fixture
@@ -83,7 +86,7 @@ def asked(*words: str) -> str:
 def test_a_run_on_s3_is_killed_resumed_sealed_verified_and_exported(
     s3: S3Server, proxy: FaultyProxy, tmp_path: Path
 ) -> None:
-    begun = begin_run(spec_on(s3, tmp_path))
+    begun = begin_run(spec_on(s3, tmp_path, checkpoint=STEP_BY_STEP))
     url = begun.storage.url
 
     async def kill_twice(cluster: LocalCluster) -> bool:
@@ -154,7 +157,7 @@ def test_credentials_that_expire_halfway_make_the_run_wait_for_new_ones(
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
     put("first-key")
     said: list[str] = []
-    begun = begin_run(spec_on(s3, tmp_path), said)
+    begun = begin_run(spec_on(s3, tmp_path, checkpoint=STEP_BY_STEP), said)
     waiting: list[CoordinatorStatus] = []
 
     async def expire(cluster: LocalCluster) -> None:
@@ -162,6 +165,7 @@ def test_credentials_that_expire_halfway_make_the_run_wait_for_new_ones(
         proxy.expire("first-key")
         while not waiting or not waiting[-1].store_error or waiting[-1].uncommitted_rows < 3:
             waiting.append(await coordinator.status())
+            assert waiting[-1].phase is not Phase.FINISHED
             await asyncio.sleep(0.05)
         put("second-key")
 
@@ -183,7 +187,7 @@ def test_rows_go_out_while_the_store_is_away(
 ) -> None:
     """Also from row groups of the plan that nobody has wanted before."""
     monkeypatch.setattr(plan_writer, "GROUP_ROWS", 4)
-    begun = begin_run(spec_on(s3, tmp_path))
+    begun = begin_run(spec_on(s3, tmp_path, engine={"step_seconds": 0.1}))
 
     async def away(cluster: LocalCluster) -> None:
         coordinator = await committed(cluster, 1)
@@ -200,7 +204,7 @@ def test_rows_go_out_while_the_store_is_away(
 
 
 def test_a_store_that_hangs_does_not_hold_up_a_drain(s3: S3Server, proxy: FaultyProxy, tmp_path: Path) -> None:
-    begun = begin_run(spec_on(s3, tmp_path))
+    begun = begin_run(spec_on(s3, tmp_path, checkpoint=STEP_BY_STEP))
     seconds: list[float] = []
 
     async def hang(cluster: LocalCluster) -> bool:
@@ -208,7 +212,8 @@ def test_a_store_that_hangs_does_not_hold_up_a_drain(s3: S3Server, proxy: Faulty
         proxy.add(Fault(Kind.HANG, "PUT", times=None))
         await coordinator.drain(1.0)
         since = time.monotonic()
-        while (await coordinator.status()).phase is not Phase.FAILED:
+        while (phase := (await coordinator.status()).phase) is not Phase.FAILED:
+            assert phase not in (Phase.FINISHED, Phase.DRAINED)
             await asyncio.sleep(0.05)
         seconds.append(time.monotonic() - since)
         proxy.closing.set()  # or the threads that hang would hold up the end of this test

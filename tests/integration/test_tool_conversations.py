@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests import virtual_time
 from tests.runs import begin_run, drive, make_spec, shard_table
 from tests.toy_target import build_toy_target
 
-pytest.importorskip("vllm")
+pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="its parsers come with vLLM")
 
 TEMPLATE = """\
 {%- if tools -%}{{ '<|im_start|>system\n' + tools|tojson + '<|im_end|>\n' }}{%- endif -%}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from regen.run.session import seal_run
 from regen.spec import RunSpec, SpeculationSpec
 from regen.speculative.evidence import Severity
 from regen.store.local import LocalStorage
+from tests import virtual_time
 from tests.runs import begin_run, drive, make_spec
 from tests.toy_target import CONFIG
 
@@ -46,7 +46,7 @@ def finished_run(folder: Path) -> RunSpec:
     spec = make_spec(folder, rows=12, engine={"vocabulary": [97, 97], "answer_tokens": 40})
     give_weights(folder / "target")
     begun = begin_run(spec)
-    asyncio.run(drive(LocalCluster(), begun))
+    virtual_time.run(drive(LocalCluster(), begun))
     seal_run(begun.storage, begun.worker_setup.run)
     return spec
 

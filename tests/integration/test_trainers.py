@@ -5,7 +5,6 @@ A run on the fake engine, over a toy target whose bytes are its tokens. `tests/t
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,6 +17,7 @@ from regen.run.export import ExportOptions, export
 from regen.run.local import LocalCluster
 from regen.run.session import seal_run
 from regen.store.export.formats import FORMATS
+from tests import virtual_time
 from tests.runs import begin_run, conversations, drive, make_spec, shard_table
 from tests.toy_target import CHAT_TEMPLATE
 from tests.trainers import read_by, run_in
@@ -42,7 +42,7 @@ def finished_run(folder: Path, template: str) -> Path:
     spec = make_spec(folder, rows=rows, sampling={"max_tokens": 20})
     (folder / "target" / "chat_template.jinja").write_text(template, encoding="utf-8")
     begun = begin_run(spec)
-    asyncio.run(drive(LocalCluster(), begun))
+    virtual_time.run(drive(LocalCluster(), begun))
     seal_run(begun.storage, begun.worker_setup.run)
     return folder
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from regen.errors import SpecError
 from regen.protocols import Answer, ToolCall
 from tests.toy_target import build_toy_target
 
-pytest.importorskip("vllm")
+pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="its parsers come with vLLM")
 
 TOOLS = json.dumps([{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}])
 KIMI = (

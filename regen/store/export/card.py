@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from html import escape
 from typing import Any, Protocol
 
 import yaml
@@ -32,7 +33,7 @@ class DataFile(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RunFacts:
+class TerminalFacts:
     """What the run says of itself. `sampling` is text by field; `done` of `planned` rows had an outcome.
 
     `reopened` of them were wanted once more and still had their older result.
@@ -61,11 +62,14 @@ class Markers:
     behind: str
 
 
+# What would begin code, a link or another cell; the first escapes the others. Emphasis does no harm.
+_MARKUP = "\\|`[]"
+
 NOT_FOUND = Markers(*["(not found: see the target's chat template)"] * 3)
 
 
 def manifest(
-    run: RunFacts, format_: Format, selection: Selection, tally: Tally, files: Sequence[Any]
+    run: TerminalFacts, format_: Format, selection: Selection, tally: Tally, files: Sequence[Any]
 ) -> dict[str, Any]:
     """Everything that the card says, for machines."""
     return {
@@ -80,7 +84,7 @@ def manifest(
 
 
 def card(
-    run: RunFacts,
+    run: TerminalFacts,
     format_: Format,
     selection: Selection,
     tally: Tally,
@@ -113,7 +117,7 @@ def _front_matter(files: Sequence[DataFile], features: list[dict[str, Any]] | No
     return f"---\n{yaml.safe_dump(front, sort_keys=False)}---"
 
 
-def _summary(run: RunFacts, format_: Format, selection: Selection, tally: Tally) -> str:
+def _summary(run: TerminalFacts, format_: Format, selection: Selection, tally: Tally) -> str:
     kinds = ", ".join(status.value for status in Status if status in selection.statuses)
     records = ", ".join(f"{count:,} {split}" for split, count in sorted(tally.records.items()))
     lines = [
@@ -154,21 +158,21 @@ def _kept(tally: Tally) -> str:
     statuses = sorted({status for _, status in tally.kept})
     sources = sorted({source for source, _ in tally.kept})
     rows = [[source, *(f"{tally.kept[source, status]:,}" for status in statuses)] for source in sources]
-    return _table(["source", *statuses], rows)
+    return markdown_table(["source", *statuses], rows)
 
 
 def _left_out(tally: Tally) -> str:
     if not tally.rows_left_out and not tally.turns_left_out:
         return "Nothing."
     rows = [[source, reason, f"{count:,}"] for (source, reason), count in sorted(tally.rows_left_out.items())]
-    text = _table(["source", "reason", "rows"], rows) if rows else ""
+    text = markdown_table(["source", "reason", "rows"], rows) if rows else ""
     turns = [[reason, f"{count:,}"] for reason, count in sorted(tally.turns_left_out.items())]
     if turns:
-        text += "\n\nSingle turns of rows that are in it:\n\n" + _table(["reason", "turns"], turns)
+        text += "\n\nSingle turns of rows that are in it:\n\n" + markdown_table(["reason", "turns"], turns)
     return text.strip()
 
 
-def _origin(run: RunFacts) -> str:
+def _origin(run: TerminalFacts) -> str:
     facts = [
         ("run", run.name),
         ("fingerprint", run.fingerprint),
@@ -181,13 +185,18 @@ def _origin(run: RunFacts) -> str:
         ("rows with an outcome", f"{run.done:,} of {run.planned:,}"),
         ("regen", run.regen_version),
     ]
-    return _table(["", ""], [[name, value] for name, value in facts])
+    return markdown_table(["", ""], [[name, value] for name, value in facts])
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Cells are text: what would be markup in them is not."""
     lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(markdown_text(cell) for cell in line) + " |" for line in lines)
 
 
-def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
+def markdown_text(text: str) -> str:
+    """One line that says what it says, whatever signs are in it."""
+    text = escape(text, quote=False)
+    for sign in _MARKUP:
+        text = text.replace(sign, f"\\{sign}")
+    return " ".join(text.split())

@@ -1,0 +1,46 @@
+"""Tables fit a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from regen.observe.tables import calibration_table
+
+
+@dataclass(frozen=True)
+class Choice:
+    arm: str
+    reason: str
+    arms: list[dict[str, object]]
+
+
+def test_a_calibration_of_four_arms_fits_80_columns_whole() -> None:
+    figures = {
+        "tokens_per_second": 12_345.6,
+        "low": 12_000.0,
+        "high": 12_700.0,
+        "accept_length": 2.31,
+        "prefix_hit_rate": None,
+        "prefill_tokens": 1_234_567,
+        "preemptions": 0,
+        "seconds": 123.4,
+        "engines": 3,
+    }
+    arms: list[dict[str, object]] = [{"arm": name, **figures} for name in ("configured", "off", "tokens=1", "tokens=5")]
+    out = io.StringIO()
+    Console(file=out, width=80).print(calibration_table(Choice("off", "it is faster", arms)))
+    lines = out.getvalue().splitlines()
+    assert "…" not in out.getvalue()
+    assert max(map(len, lines)) <= 80
+    for word in (
+        "configured",
+        "tokens per second",
+        "12,346",
+        "1234567",
+        "prefix hit rate",
+        "chosen: off. it is faster",
+    ):
+        assert word in out.getvalue()
