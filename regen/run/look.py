@@ -194,6 +194,7 @@ def look(storage: Storage, known: KnownPlan | None = None) -> Look:
     summary = read_summary(storage)
     if summary is None:
         return Look(record.spec.name, storage.url, record.fingerprint, None, Totals(), {}, 0, read_holder(storage))
+    holder = read_holder(storage)  # before the journal: what says that the run has ended came after the last row
     replayed = replay(storage, summary.rows, (known or KnownPlan(storage)).settled(summary))
     return Look(
         name=record.spec.name,
@@ -203,7 +204,7 @@ def look(storage: Storage, known: KnownPlan | None = None) -> Look:
         totals=replayed.totals,
         reasons=_reasons(summary.sources, replayed.totals),
         commits=replayed.next_number,
-        holder=read_holder(storage),
+        holder=holder,
         reopened=len(replayed.reopened.pending),
         retries_ended=sum(len(record.rows) for record in replayed.records if isinstance(record, RetriesEnded)),
         decisions=_decisions(replayed.records),

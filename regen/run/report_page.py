@@ -25,7 +25,7 @@ def write_pages(storage: Storage, say: Say, with_samples: bool = True) -> None:
     """Both, into the run folder. Raises SpecError if there is no run, JournalDamaged, StoreError."""
     run = from_store(storage, with_samples)
     storage.replace(layout.REPORT_PAGE, whole_page(run.page(datetime.now(UTC))).encode())
-    say(f"{storage.url}/{layout.REPORT_PAGE}")
+    say(f"report: {storage.url}/{layout.REPORT_PAGE}")
     if _is_kept(storage):
         say(f"{storage.url}/{layout.CARD} is not regen's own any more, and stays as it is")
     else:

@@ -39,7 +39,7 @@ def test_ctrl_c_drains_and_says_what_a_second_one_does(tmp_path: Path) -> None:
         screen.press(CTRL_C)
         screen.wait_for("draining: finished rows are published, running ones get up to 60 s to end")
         screen.wait_for("a second Ctrl-C, or SIGTERM, stops at once")
-        assert screen.wait() == 9
+        assert screen.wait() == 9, screen.seen[-1000:]
         assert is_whole(screen)
     seen = json.loads(regen("status", "run", "--json", cwd=tmp_path).stdout)
     assert 0 < seen["done"] < 2000
@@ -57,7 +57,7 @@ def test_asked_a_second_time_it_stops_at_once(tmp_path: Path) -> None:
         asked_at = time.monotonic()
         screen.press(CTRL_C)
         screen.wait_for("stopping now: finished rows are published")
-        assert screen.wait() == 9
+        assert screen.wait() == 9, screen.seen[-1000:]
         assert time.monotonic() - asked_at < 30
         assert is_whole(screen)
 

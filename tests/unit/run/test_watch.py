@@ -12,7 +12,7 @@ from regen.errors import ExitCode, StoreUnavailable
 from regen.observe.terminal_facts import Price, TerminalFacts
 from regen.protocols import Storage
 from regen.records import Eta, EtaState, Phase, SlotTally, Status, Tally, Totals
-from regen.run.look import Look
+from regen.run.look import Look, look
 from regen.run.watch import DEAD_SECONDS, SILENT_SECONDS, Heartbeat, ended, facts_of_look, watch
 from regen.store.holder import Holder, HolderProgress, HolderState, write_holder
 from regen.store.local import LocalStorage
@@ -100,6 +100,32 @@ def test_a_store_that_is_away_is_waited_for(tmp_path: Path) -> None:
     assert clock.watch(away)[0] is ExitCode.DRAINED  # type: ignore[arg-type]
     assert [facts.store_error for facts in clock.shown] == [None, "no route", "no route", None]
     assert {facts.planned for facts in clock.shown} == {5}
+
+
+class Asked:
+    """A store that keeps what it was asked for, in order."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        def call(key: str, *more: object) -> object:
+            self.asked.append(key)
+            return getattr(self._storage, name)(key, *more)
+
+        return call
+
+    @property
+    def url(self) -> str:
+        return self._storage.url
+
+
+def test_the_holder_is_read_before_the_journal(tmp_path: Path) -> None:
+    """A run that ends in between would else be one that ended with rows left."""
+    asked = Asked(begin_run(make_spec(tmp_path, rows=5)).storage)
+    look(asked)  # type: ignore[arg-type]
+    assert asked.asked.index("holder.json") < asked.asked.index("journal/")
 
 
 def test_another_session_starts_the_silence_anew() -> None:
