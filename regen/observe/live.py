@@ -10,7 +10,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Protocol
 
@@ -21,8 +22,8 @@ from rich.text import Text
 
 from regen.observe.changes import Changes, Event, Level, PlainPace, Ration
 from regen.observe.json_lines import JsonLines
-from regen.observe.log import Log, LogFormat
-from regen.observe.terminal import Tone, block, plain_line
+from regen.observe.log import Log, LogFormat, without_secrets
+from regen.observe.terminal import Tone, block, one_line, plain_line
 from regen.observe.terminal_facts import TerminalFacts
 
 _STYLES = {Tone.PLAIN: "", Tone.QUIET: "dim", Tone.GOOD: "green", Tone.WARN: "yellow", Tone.BAD: "red"}
@@ -63,7 +64,8 @@ class Display(AbstractContextManager["Display"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for view in self._views:
-            view.close()
+            with suppress(OSError, ValueError):  # a terminal that has gone: what the run has made is yet to be sealed
+                view.close()
 
     def __call__(self, facts: TerminalFacts) -> None:
         for event in self._changes.see(facts):
@@ -77,8 +79,10 @@ class Display(AbstractContextManager["Display"]):
         self._event(Event("log", text))
 
     def _event(self, event: Event) -> None:
+        """What engines and stores say may hold anything: a view gets one line that moves no cursor."""
+        told = replace(event, text=one_line(without_secrets(event.text, os.environ)))
         for view in self._views:
-            view.event(event)
+            view.event(told)
 
 
 class BlockView:

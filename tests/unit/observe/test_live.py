@@ -57,6 +57,50 @@ def test_without_utf_8_there_are_ascii_signs_and_hostile_names_do_no_harm() -> N
     assert b"\x1b[2J" not in out
 
 
+HOSTILE = "EngineDied: \x1b]0;owned\x07\x1b[2J\x9b31mred\r\nregen: finished \u202e"
+
+
+@pytest.mark.parametrize("environment", [{}, {"TERM": "dumb"}])
+def test_what_an_engine_says_moves_no_cursor_and_is_one_line(environment: dict[str, str]) -> None:
+    console, out = terminal(200, **environment)
+    lines = io.StringIO()
+    with display(console, Log(), JsonLines(lines)) as shown:
+        shown.say(HOSTILE)
+    text = out.getvalue().decode()
+    assert "EngineDied" in text
+    assert not {"\x1b", "\x9b", "\x07", "\r", "\u202e"} & set(text)
+    assert text.count("\n") == 1
+    assert "u001b" not in lines.getvalue()
+
+
+def test_a_secret_that_an_error_quotes_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_abcdefgh")
+    console, out = terminal(TERM="dumb")
+    with display(console, Log()) as shown:
+        shown.say("401 for hf_abcdefgh")
+    assert out.getvalue() == b"401 for [HF_TOKEN]\n"
+
+
+class HungUp(io.StringIO):
+    """A terminal whose line is cut."""
+
+    is_gone = False
+
+    def write(self, text: str) -> int:
+        if self.is_gone:
+            raise OSError(5, "Input/output error")
+        return super().write(text)
+
+
+def test_a_terminal_that_has_hung_up_does_not_end_the_command() -> None:
+    """Else nothing would be sealed."""
+    stream = HungUp()
+    console = TirelessConsole(file=stream, force_terminal=True, width=80, _environ={"TERM": "xterm"})
+    with display(console, Log()) as shown:
+        shown(FULL)
+        stream.is_gone = True
+
+
 def test_a_narrower_terminal_leaves_what_it_has_folded_and_begins_anew() -> None:
     console, out = terminal(100)
     view = BlockView(console)
