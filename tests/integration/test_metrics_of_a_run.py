@@ -292,6 +292,44 @@ def test_a_run_that_waits_for_a_scrape_is_in_nobodys_way(tmp_path: Path) -> None
     assert watched(begun, act)[1].phase is Phase.FINISHED
 
 
+def test_a_coordinator_that_comes_back_to_a_taken_port_works_and_gets_it_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regen.observe.endpoint._is_yielded", lambda host, port: False)
+    port, scrapes = free_port(), list[Samples]()
+    begun = begun_with(tmp_path, 600, {"port": port, "hold_seconds": 0})
+
+    async def act(session: Watched) -> None:
+        scrapes.append(await session.scraped())
+        await session.until(partial(has_done, begun, 20))
+        assert session.cluster.coordinator is not None
+        await session.cluster.coordinator.kill()
+        with socket.create_server(("127.0.0.1", port)):
+            await session.cluster.coordinator.restart()
+            await session.until(partial(has_done, begun, 100))
+            assert (await session.cluster.coordinator.status()).metrics_url is None
+        scrapes.append(await session.scraped())
+
+    assert watched(begun, act)[1].phase is Phase.FINISHED
+    has_not_fallen(*scrapes)
+    assert of(scrapes[1], "regen_coordinator_restarts_total") == 1
+
+
+def test_a_coordinator_that_cannot_make_the_page_any_more_has_its_metrics_and_goes_on(tmp_path: Path) -> None:
+    scrapes: list[Samples] = []
+    begun = begun_with(tmp_path)
+
+    async def act(session: Watched) -> None:
+        await session.until(partial(has_done, begun, 10))
+        begun.storage.replace("run.json", b"{}")
+        assert session.cluster.coordinator is not None
+        await session.cluster.coordinator.restart()
+        scrapes.append(await session.scraped())
+
+    assert watched(begun, act)[1].phase is Phase.FINISHED
+    assert of(scrapes[0], "regen_coordinator_restarts_total") == 1
+
+
 # --- the engines' own --------------------------------------------------------------------------------
 
 OF_THE_PROCESS = Counter("engine_series", "What an engine in this process has registered.")
