@@ -6,6 +6,7 @@ Prints nothing itself: what is to be said goes to the display or to `say`.
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -49,10 +50,20 @@ def drive(begun: Begun, address: str | None, verbosity: int, shown: Display, log
         raise
     finally:
         cluster.disconnect()
-    patiently(
-        lambda: session.write_report(begun.storage, begun.record.spec, last, session.standing(begun.storage)), log
-    )
+    leave_report(begun, last, log)
     return last
+
+
+def leave_report(begun: Begun, last: CoordinatorStatus, log: Log) -> None:
+    """report.json is for people and for what reads metrics: without it the run is as complete, and yet to be sealed."""
+    try:
+        patiently(
+            lambda: session.write_report(begun.storage, begun.record.spec, last, session.standing(begun.storage)), log
+        )
+    except Exception as error:  # a defect, too
+        if not isinstance(error, RegenError):
+            traceback.print_exc()
+        log(f"warning: report.json is not written ({type(error).__name__}: {error})")
 
 
 def conduct(begun: Begun, cluster: Cluster, shown: Display, drain_seconds: float) -> CoordinatorStatus:

@@ -361,3 +361,14 @@ def test_a_port_that_an_engine_cannot_have_is_said_and_stops_nothing(tmp_path: P
     assert last.phase is Phase.FINISHED
     (said,) = session.said
     assert f"replica 0: the engine's own metrics cannot be had: cannot listen on 127.0.0.1:{port}" in said
+
+
+def test_a_folder_for_many_processes_that_is_none_is_said_and_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "none"))
+    metrics = {"port": None, "engine_port": free_port()}
+    session, last = watched(begun_with(tmp_path, 6, metrics, engine={**ENGINE, "replicas": 1}), nothing)
+    assert last.phase is Phase.FINISHED
+    (said,) = session.said
+    assert "the engine's own metrics cannot be had: ValueError" in said
