@@ -91,7 +91,7 @@ def test_no_footer_is_kept_while_others_are_read(monkeypatch: pytest.MonkeyPatch
         return told
 
     monkeypatch.setattr(JournalFiles, "read_footer", watched)
-    assert len(read_history(storage)) == len(most) == 60
+    assert len(read_history(storage)) == 60 <= len(most)
     assert max(most) <= READERS + 1
 
 
