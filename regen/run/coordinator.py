@@ -535,7 +535,8 @@ class Coordinator:
             for slot, stats in self._fleet.stats.items()
             if self._fleet.has_heard(slot) or not is_adopting
         }
-        run.tally.look(now, slots, gpus_per_replica(self._spec))
+        unheard = [slot for slot in slots if not self._fleet.has_heard(slot)]
+        run.tally.look(now, slots, gpus_per_replica(self._spec), unheard)
         run.tally.hung(run.schedule.hung(now))
         run.tally.store_failed(self._patience.failures)
 

@@ -19,17 +19,18 @@ from prometheus_client import Counter
 
 from regen.errors import RegenError
 from regen.observe.metrics import SERIES, Kind
-from regen.records import CoordinatorStatus, Phase, ReplicaState, Status
+from regen.records import CoordinatorStatus, Left, Phase, ReplicaState, SlotState, Status
 from regen.run.driver import LEAVE_SECONDS, Driver
 from regen.run.local import LocalCluster
 from regen.run.look import look
 from regen.run.retry import retry
 from regen.run.session import standing, write_report
+from regen.run.setup import WorkerSetup
 from regen.run.start import Begun, StartOptions, resume
 from regen.store.choosing import Wanted
 from tests import virtual_time
 from tests.processes import free_port
-from tests.runs import begin_run, make_spec
+from tests.runs import begin_run, drive, make_spec
 from tests.snapshots import Samples, parsed
 
 COUNTED = {name for series in SERIES if series.kind is not Kind.GAUGE for name in series.wire_names}
@@ -146,6 +147,29 @@ def test_no_counter_falls_when_coordinators_die(tmp_path: Path) -> None:
     assert of(scrapes[-1], "regen_coordinator_restarts_total") == 2
     assert of(scrapes[-1], "regen_retries_total") > 0
     assert of(scrapes[-1], "regen_rows_remaining") == 0
+
+
+class NoRoom(LocalCluster):
+    """Of two replicas the second waits for a node to the end."""
+
+    async def start_worker(self, setup: WorkerSetup) -> Any:
+        return Pending() if setup.worker.slot else await super().start_worker(setup)
+
+
+class Pending:
+    async def run(self) -> Left:
+        await asyncio.Event().wait()
+        raise AssertionError("it never gets a node")
+
+    async def kill(self) -> None: ...
+
+
+def test_a_replica_that_gets_no_node_costs_nothing(tmp_path: Path) -> None:
+    last = virtual_time.run(drive(NoRoom(), begun_with(tmp_path, metrics={"port": None})))
+    assert last.phase is Phase.FINISHED
+    assert last.tally.slots[0].engine_seconds > 0
+    assert last.tally.slots[1].engine_seconds == 0
+    assert last.tally.slots[1].slot_seconds[SlotState.STARTING] > 0
 
 
 def test_rows_that_are_made_again_count_again_and_stand_once(tmp_path: Path) -> None:

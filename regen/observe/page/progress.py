@@ -10,7 +10,7 @@ from regen.observe.page.facts import PageFacts, ProgressFacts
 from regen.observe.page.history import mean_rate
 from regen.observe.page.html import Child, Element, e
 from regen.observe.page.parts import remark, section
-from regen.records import EtaState, Status
+from regen.records import EtaState, Phase, Status
 
 _LOST = (Status.REJECTED, Status.FAILED, Status.DEGENERATE, Status.TRUNCATED, Status.PARTIAL)
 
@@ -92,6 +92,8 @@ def _eta(facts: PageFacts) -> tuple[str, Child]:
 def _unknown(facts: PageFacts) -> tuple[str, str]:
     if facts.has_ended:
         return figures.UNKNOWN, "nobody runs it"
+    if facts.phase == Phase.DRAINING:
+        return figures.UNKNOWN, "it drains: whoever resumes the run makes what is left then"
     if facts.progress.eta.state is EtaState.STALLED:
         return "stalled", "no token comes"
     return "warming up", "too little is seen yet"
