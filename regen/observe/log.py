@@ -1,7 +1,8 @@
 """regen's own log lines: text for people, or one JSON object a line for what collects logs.
 
-Guarantees: one JSON line an event, whatever is in it, and in text nothing that a terminal would obey; a reader that goes
-away ends nothing; the values of the environment's secrets are never in a line. Python's own loggers (Ray's, boto's) follow the format, in this process.
+Guarantees: one JSON line an event, whatever is in it, and in text nothing that a terminal would obey; a reader that
+goes away ends nothing; the values of the environment's secrets are never in a line. Python's own loggers (Ray's,
+boto's) follow the format, in this process.
 """
 
 from __future__ import annotations

@@ -29,7 +29,9 @@ def write_pages(storage: Storage, say: Say, with_samples: bool = True) -> None:
     try:
         storage.replace(layout.REPORT_PAGE, page.encode())
     except StoreRefused as error:
-        raise StoreRefused(f"{error}. Of a folder that is only to be read: regen report {storage.url} --html FILE") from error
+        raise StoreRefused(
+            f"{error}. Of a folder that is only to be read: regen report {storage.url} --html FILE"
+        ) from error
     say(f"{storage.url}/{layout.REPORT_PAGE}")
     if _is_kept(storage):
         say(f"{storage.url}/{layout.CARD} is not regen's own any more, and stays as it is")

@@ -209,7 +209,7 @@ def test_a_folder_that_is_only_to_be_read_names_the_way_out(tmp_path, monkeypatc
         raise StoreRefused("report.html: Permission denied")
 
     monkeypatch.setattr(begun.storage, "replace", refused)
-    with pytest.raises(StoreRefused, match="Permission denied.* --html FILE"):
+    with pytest.raises(StoreRefused, match=r"Permission denied.* --html FILE"):
         write_pages(begun.storage, lambda text: None)
 
 

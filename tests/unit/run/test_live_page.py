@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -183,10 +184,11 @@ def test_an_engines_rate_is_of_its_last_minute_and_ends_with_it(world):
 
 
 @pytest.mark.parametrize(
-    ("phase", "told"), [(Phase.DRAINING, "it drains"), (Phase.DRAINED, "nobody runs it"), (Phase.FAILED, "nobody runs it")]
+    ("phase", "told"),
+    [(Phase.DRAINING, "it drains"), (Phase.DRAINED, "nobody runs it"), (Phase.FAILED, "nobody runs it")],
 )
 def test_a_session_that_ends_before_its_rows_tells_no_time_to_go(world, phase, told):
-    running = world.glance
+    running: Callable[[], Glance] = world.glance
 
     def glance() -> Glance:
         seen = running()
