@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import threading
 
 import pytest
 
 from regen.observe.changes import Event, Level
 from regen.observe.json_lines import JsonLines
-from regen.observe.live import BlockView, Display, JsonView, LineView, TirelessConsole, display
+from regen.observe.live import Aside, BlockView, Display, JsonView, LineView, TirelessConsole, display
 from regen.observe.log import Log, LogFormat
 from regen.observe.terminal_facts import TerminalFacts
 from tests.terminal_facts import FULL, facts
@@ -99,6 +100,50 @@ def test_a_terminal_that_has_hung_up_does_not_end_the_command() -> None:
     with display(console, Log()) as shown:
         shown(FULL)
         stream.is_gone = True
+
+
+class Stopped(io.StringIO):
+    """A terminal after Ctrl-S: it takes nothing until it is let go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = threading.Event()
+
+    def write(self, text: str) -> int:
+        assert self.goes_on.wait(60)
+        return super().write(text)
+
+
+def test_a_terminal_that_takes_nothing_holds_up_nobody() -> None:
+    stream = Stopped()
+    console = TirelessConsole(file=stream, force_terminal=True, width=80, _environ={"TERM": "dumb"})
+    with Aside(display(console, Log()), patience_seconds=0.01) as shown:
+        for number in range(200):
+            shown(facts(left=200 - number))
+        shown.say("draining")
+    assert stream.getvalue() == ""
+    stream.goes_on.set()
+    shown._thread.join(60)
+    assert "draining" in stream.getvalue()
+    assert stream.getvalue().count("\n") < 10, "what was to be seen meanwhile is old"
+
+
+def test_what_a_display_raises_is_not_the_runs() -> None:
+    class Broken:
+        def facts(self, facts: TerminalFacts) -> None:
+            raise ValueError("no room")
+
+        def event(self, event: Event) -> None:
+            said.append(event.text)
+
+        def close(self) -> None:
+            said.append("closed")
+
+    said: list[str] = []
+    with Aside(Display([Broken()], hears_driver=True)) as shown:
+        shown(FULL)
+        shown.say("still here")
+    assert said[-2:] == ["still here", "closed"]
 
 
 def test_a_narrower_terminal_leaves_what_it_has_folded_and_begins_anew() -> None:
