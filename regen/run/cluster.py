@@ -40,7 +40,6 @@ DRAIN_SECONDS_VARIABLE = "REGEN_DRAIN_SECONDS"
 # A replica that has no node by then is spoken of.
 PLACEMENT_SECONDS = 30.0
 _CONCURRENT_CALLS = 2000
-_AUTHENTICATION_LOG = logging.getLogger("ray._private.authentication.authentication_token_setup")
 
 
 class RayCluster:
@@ -185,11 +184,6 @@ def connect(address: str | None, verbosity: int) -> str:
     except Exception as error:  # Ray has no error of its own for this: ValueError, ConnectionError, RpcError, ...
         raise UserError(f"cannot join the Ray cluster at {wanted}: {_first_line(error)}") from error
     return f"{context.address_info['session_dir']}/logs"
-
-
-def _is_no_note_of_tokens(record: logging.LogRecord) -> bool:
-    """Ray remarks with each local cluster that it is guarded by a token. That one is not, it must go on saying."""
-    return record.funcName != "_warn_token_auth_enabled"
 
 
 def disconnect() -> None:

@@ -284,6 +284,8 @@ class Coordinator:
         engine = self._spec.engine
         garbage = GarbageDuty(engine.slots, plan.count, replayed.records, engine.replicas)
         by_source = {source.name: source.rows for source in plan.summary.sources}
+        # Looking for rows that were interrupted takes up to two seconds of a plan of millions.
+        progress = await asyncio.to_thread(ProgressDuty, self._setup, plan, journal, reopened, is_restart)
         return OpenRun(
             plan,
             by_source,
@@ -295,7 +297,7 @@ class Coordinator:
             is_restart,
             garbage,
             tally,
-            ProgressDuty(self._setup, plan, journal, reopened, is_restart),
+            progress,
             self._heartbeat,
             CredentialWatch(storage),
         )
