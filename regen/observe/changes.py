@@ -62,7 +62,8 @@ def _phase(before: TerminalFacts | None, facts: TerminalFacts) -> Iterator[Event
     if before is None or before.phase != facts.phase:
         yield Event("phase", f"phase: {facts.phase}")
     if facts.metrics_url is not None and (before is None or before.metrics_url != facts.metrics_url):
-        yield Event("metrics", f"metrics: {facts.metrics_url}")
+        page = facts.metrics_url.removesuffix("metrics")
+        yield Event("metrics", f"metrics: {facts.metrics_url} (the run's page: {page})")
     if before is not None and before.coordinator and facts.coordinator not in ("", before.coordinator):
         yield Event("coordinator", "the coordinator was restarted, and reads the journal", Level.WARNING)
 

@@ -40,6 +40,7 @@ DRAIN_SECONDS_VARIABLE = "REGEN_DRAIN_SECONDS"
 # A replica that has no node by then is spoken of.
 PLACEMENT_SECONDS = 30.0
 _CONCURRENT_CALLS = 2000
+_AUTHENTICATION_LOG = logging.getLogger("ray._private.authentication.authentication_token_setup")
 
 
 class RayCluster:
@@ -172,18 +173,24 @@ def connect(address: str | None, verbosity: int) -> str:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     wanted = address or os.environ.get("RAY_ADDRESS") or "local"
     options = {"include_dashboard": False} if wanted == "local" else {}
-    if wanted == "local":
-        os.environ.setdefault(
-            "RAY_AUTH_MODE", "token"
-        )  # Ray's own default for a local cluster; chosen, it is no warning
     if verbosity > 1:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "DEBUG")
     logging.getLogger("ray").setLevel(logging.INFO if verbosity else logging.WARNING)
+    _AUTHENTICATION_LOG.addFilter(_is_no_note_of_tokens)
     try:
         context = ray.init(address=wanted, log_to_driver=verbosity > 0, configure_logging=False, **options)
     except Exception as error:  # Ray has no error of its own for this: ValueError, ConnectionError, RpcError, ...
         raise UserError(f"cannot join the Ray cluster at {wanted}: {_first_line(error)}") from error
     return f"{context.address_info['session_dir']}/logs"
+
+
+def _is_no_note_of_tokens(record: logging.LogRecord) -> bool:
+    """Ray remarks with each local cluster that it is guarded by a token. That one is not, it must go on saying.
+
+    Choosing the token oneself (RAY_AUTH_MODE) silences it, too, and stops the cluster: Ray reads its settings when it
+    is imported, and only then.
+    """
+    return record.funcName != "_warn_token_auth_enabled"
 
 
 def disconnect() -> None:

@@ -32,7 +32,7 @@ def write_pages(storage: Storage, say: Say, with_samples: bool = True) -> None:
         raise StoreRefused(
             f"{error}. Of a folder that is only to be read: regen report {storage.url} --html FILE"
         ) from error
-    say(f"{storage.url}/{layout.REPORT_PAGE}")
+    say(f"report: {storage.url}/{layout.REPORT_PAGE}")
     if _is_kept(storage):
         say(f"{storage.url}/{layout.CARD} is not regen's own any more, and stays as it is")
     else:

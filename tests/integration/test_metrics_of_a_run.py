@@ -17,6 +17,7 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client import Counter
 
+from regen.engines.fake import FakeEngine
 from regen.errors import RegenError
 from regen.observe.metrics import SERIES, Kind
 from regen.records import CoordinatorStatus, Left, Phase, ReplicaState, SlotState, Status
@@ -195,8 +196,16 @@ def test_rows_that_are_made_again_count_again_and_stand_once(tmp_path: Path) -> 
     assert of(made, "regen_output_tokens_total") == of(made, "regen_row_tokens_sum")
 
 
-def test_the_report_has_the_numbers_of_the_last_scrape(tmp_path: Path) -> None:
+def test_the_report_has_the_numbers_of_the_last_scrape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of replicas too, which leave later than the run ends."""
     final: list[Samples] = []
+    real = FakeEngine.close
+
+    async def close(engine: FakeEngine) -> None:
+        await asyncio.sleep(5)
+        await real(engine)
+
+    monkeypatch.setattr(FakeEngine, "close", close)
 
     async def act(session: Watched) -> None:
         await session.until(lambda: session.said)

@@ -178,7 +178,13 @@ def test_what_was_published_stays_so_through_a_repair(whole: Folder) -> None:
     assert after.published == before.published
     complete(storage, "later")
     assert check(storage).is_right
-    assert footer_of(storage, max(_numbers(storage))).published.done > before.published.done
+    newest = max(_numbers(storage))
+    later = footer_of(storage, newest)
+    assert later.published.done > before.published.done
+    data = RowsFile(storage.read(journal_key(newest)), "test")
+    rewrite(storage, newest, data.table(), replace(later, published=before.published))
+    (finding,) = check(storage).findings
+    assert (finding.code, finding.where) == (Code.JOURNAL_TOTALS, journal_key(newest))
 
 
 def test_a_retry_after_a_repair_replaces_rows_in_the_totals(whole: Folder) -> None:
