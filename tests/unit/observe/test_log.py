@@ -61,6 +61,16 @@ def test_values_of_secrets_are_never_in_a_line(log_format: LogFormat) -> None:
     assert "[AWS_SECRET_ACCESS_KEY]" in stream.getvalue()
 
 
+def test_nothing_comes_after_the_end() -> None:
+    """The display's thread may be behind a slow reader by then."""
+    stream = io.StringIO()
+    lines = JsonLines(stream)
+    lines.end("finished", 0)
+    lines.status(FULL)
+    lines.event(Event("log", "late"))
+    assert stream.getvalue().count("\n") == 1
+
+
 def test_text_of_strangers_moves_no_cursor() -> None:
     stream = io.StringIO()
     told = log(LogFormat.TEXT, stream)
