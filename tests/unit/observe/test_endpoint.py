@@ -159,6 +159,10 @@ def test_a_snapshot_that_cannot_be_had_is_that_scrapes_error(capfd: pytest.Captu
             assert error.code == 500
             assert b"secret" not in error.read()
         assert "secret detail" in capfd.readouterr().err
+        with pytest.raises(HTTPError) as again, urlopen(endpoint.url, timeout=10):
+            pass
+        again.value.close()
+        assert "secret detail" not in capfd.readouterr().err, "each scrape of two days would print it"
         works[0] = True
         endpoint.check()
 

@@ -156,6 +156,16 @@ def test_a_store_that_is_away_only_costs_the_past(world):
     assert "session s1 began" in world.main()
 
 
+def test_a_store_that_cannot_be_understood_costs_the_past_and_is_said(world, capfd):
+    class Odd(MemoryStorage):
+        def list(self, prefix):
+            raise KeyError("odd")
+
+    kept(world, Odd(), 45, step=10)
+    assert "lowest 10, highest 10" in world.chart()
+    assert capfd.readouterr().err.count("KeyError: 'odd'") == 1
+
+
 @pytest.mark.parametrize("samples", [True, False])
 def test_prompts_and_answers_are_shown_only_when_asked_for(world, samples):
     storage = MemoryStorage()
