@@ -174,7 +174,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         if not self._is_for_us():
             return
-        parts = urlsplit(self.path)
+        try:
+            parts = urlsplit(self.path)
+        except ValueError as error:
+            self._send_text(HTTPStatus.BAD_REQUEST, f"this is no address: {error}")
+            return
         route = self.server.site.routes.get(parts.path)
         if route is None:
             known = ", ".join(sorted(self.server.site.routes))

@@ -184,6 +184,15 @@ def test_who_takes_too_long_is_cut_off_whatever_it_sends(monkeypatch: pytest.Mon
         until(lambda: is_cut_off(slow))
 
 
+def test_an_address_that_is_none_is_refused_without_a_trace(
+    endpoint: Endpoint, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_connection(("127.0.0.1", urlsplit(endpoint.url).port or 0)) as client:
+        client.sendall(b"GET http://[ HTTP/1.0\r\n\r\n")
+        assert client.makefile("rb").readline().startswith(b"HTTP/1.0 400 ")
+    assert capfd.readouterr().err == ""
+
+
 def test_no_more_than_so_many_are_answered_at_once(endpoint: Endpoint) -> None:
     with ExitStack() as stack:
         for _ in range(http_server.MOST_REQUESTS):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +15,8 @@ from regen.observe.page.facts import Fact
 from regen.records import (
     CoordinatorStatus,
     EngineCounters,
+    Eta,
+    EtaState,
     Phase,
     ReplicaState,
     ReplicaStats,
@@ -177,3 +181,20 @@ def test_an_engines_rate_is_of_its_last_minute_and_ends_with_it(world):
     world.state = ReplicaState.STOPPED
     world.now += 10
     assert rate() == "n/a"
+
+
+@pytest.mark.parametrize(
+    ("phase", "told"),
+    [(Phase.DRAINING, "it drains"), (Phase.DRAINED, "nobody runs it"), (Phase.FAILED, "nobody runs it")],
+)
+def test_a_session_that_ends_before_its_rows_tells_no_time_to_go(world, phase, told):
+    running: Callable[[], Glance] = world.glance
+
+    def glance() -> Glance:
+        seen = running()
+        eta = Eta(EtaState.ESTIMATING, 3600.0, 7200.0, 9000.0)
+        return replace(seen, status=replace(seen.status, phase=phase, eta=eta))
+
+    world.page._glance = glance
+    assert told in world.main()
+    assert "2 h 00 min" not in world.main()
