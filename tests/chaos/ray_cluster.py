@@ -26,7 +26,9 @@ class RayHead:
 
     def __init__(self, folder: Path, more: Mapping[str, str] | None = None, dashboard: bool = False) -> None:
         """Blocks until the node answers."""
-        ports = {name: free_port() for name in ("port", "dashboard-port", "ray-client-server-port")}
+        # All that is fixed unless said: the second cluster on a machine, by chance or by a test, takes no jobs without.
+        named = ("port", "dashboard-port", "dashboard-agent-listen-port", "ray-client-server-port")
+        ports = {name: free_port() for name in named}
         self.address = f"127.0.0.1:{ports['port']}"
         self.job_server = f"http://127.0.0.1:{ports['dashboard-port']}"
         ray = str(Path(sys.executable).parent / "ray")

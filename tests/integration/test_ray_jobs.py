@@ -15,7 +15,8 @@ import pytest
 from regen.run.session import standing
 from regen.spec import RunSpec, dump_spec
 from regen.store.local import LocalStorage
-from tests.processes import PATIENCE_SECONDS, REGEN, environment, free_port, reached, regen, started, wait_until
+from tests.chaos.ray_cluster import ENVIRONMENT, RayHead
+from tests.processes import PATIENCE_SECONDS, REGEN, environment, free_port, regen, started, wait_until
 from tests.runs import make_spec
 
 pytestmark = pytest.mark.ray
@@ -25,23 +26,26 @@ BIN = Path(sys.executable).parent
 
 @pytest.fixture(scope="module")
 def job_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a cluster's job server; ended by pid, `ray stop` would hit every Ray on the machine."""
-    ports = {name: free_port() for name in ("port", "dashboard-port", "ray-client-server-port")}
-    options = [f"--{name}={port}" for name, port in ports.items()]
-    command = [str(BIN / "ray"), "start", "--head", "--block", "--num-cpus=2", "--include-dashboard=true", *options]
-    folder = tmp_path_factory.mktemp("cluster")
-    os.environ["PATH"] = f"{BIN}{os.pathsep}{os.environ['PATH']}"  # `python` of an entrypoint is that of `ray start`
-    with started(command, cwd=folder) as head:
-        address = f"http://127.0.0.1:{ports['dashboard-port']}"
+    """The address of a cluster's job server."""
+    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"  # `python` of an entrypoint is that of `ray start`
+    head = RayHead(tmp_path_factory.mktemp("cluster"), {"PATH": path}, dashboard=True)
+    try:
         # It lists jobs before it takes any.
-        submit = ("job", "submit", "--address", address, "--", "true")
-        reached(lambda: ray(*submit).returncode == 0, head)
-        yield address
+        submit = ("job", "submit", "--address", head.job_server, "--", "true")
+        wait_until(lambda: ray(*submit).returncode == 0, seconds=PATIENCE_SECONDS)
+        yield head.job_server
+    finally:
+        head.end()
 
 
 def ray(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(BIN / "ray"), *arguments], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=240
+        [str(BIN / "ray"), *arguments],
+        cwd=cwd,
+        env={**environment(), **ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
 
 
@@ -63,11 +67,12 @@ def job_status(address: str, job: str) -> str:
 def test_a_submitted_job_is_stopped_in_order_and_continued_by_ray_job_submit(tmp_path: Path, job_server: str) -> None:
     engine = {"replicas": 2, "slots": 8, "step_seconds": 0.15, "answer_tokens": 25}  # more than a minute for all rows
     spec = make_spec(tmp_path, rows=300, engine=engine, checkpoint={"interval_seconds": 1.0})
-    submitted = regen("submit", written(spec, tmp_path), "--address", job_server, cwd=tmp_path)
+    submitted = regen("submit", written(spec, tmp_path), "--address", job_server, cwd=tmp_path, more=ENVIRONMENT)
     job = re.search(r"raysubmit_\w+", submitted.stdout)
     assert job, submitted.stderr
     follower = [str(BIN / "ray"), "job", "logs", "--address", job_server, "--follow", job[0]]
-    with started(follower, tmp_path) as log, started([*REGEN, "status", "run", "--watch"], tmp_path) as status:
+    watcher = [*REGEN, "status", "run", "--watch"]
+    with started(follower, tmp_path, ENVIRONMENT) as log, started(watcher, tmp_path) as status:
         wait_until(lambda: done(tmp_path / "run") > 0, seconds=PATIENCE_SECONDS)
         log.kill()
         status.kill()
