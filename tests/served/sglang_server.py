@@ -101,8 +101,9 @@ class SglangServer(SglangStandIn):
         return await send(request, answer, request.pop(FAULT, None), self.tokens_per_second)
 
     async def _input_logprobs(self, wanted: Wanted, body: Body) -> Body:
-        """Of the ids from `logprob_start_len` on, the first of which has none: (logprob, id, text)."""
-        start = max(0, int(body.get("logprob_start_len", -1)))
+        """Of the ids from `logprob_start_len` on, the first of which has none: (logprob, id, text). -1: of no id."""
+        said = int(body.get("logprob_start_len", -1))
+        start = len(wanted.prompt) - 1 if said < 0 else said
         scores = (await self.answers.rate(wanted.prompt))[start + 1 :]
         own: list[list[Any]] = [[None, wanted.prompt[start], None]]
         own += [[score.logprob, score.token_id, None] for score in scores if score is not None]
