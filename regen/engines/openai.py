@@ -250,7 +250,7 @@ class OpenaiEngine:
 
     async def _streamed(self, request: GenerationRequest, progress: _Progress) -> tuple[StreamedAnswer, float, float]:
         connection, facts = self._ready()
-        stream = answer_stream(facts.kind, self._is_incremental)
+        stream = answer_stream(facts.kind, facts.model, request.prompt_token_ids, self._is_incremental)
         body = generation_body(facts.kind, facts.model, request)
         sent_at = time.monotonic()
         try:

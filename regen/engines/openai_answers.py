@@ -47,15 +47,23 @@ class AnswerStream(Protocol):
         ...
 
 
-def answer_stream(kind: ServerKind, is_incremental: bool = False) -> AnswerStream:
+def answer_stream(
+    kind: ServerKind, model: str, prompt_token_ids: tuple[int, ...], is_incremental: bool = False
+) -> AnswerStream:
     """`is_incremental`: an SGLang server that sends only new ids, not all so far (its /server_info says so)."""
-    return SglangStream(is_incremental) if kind is ServerKind.SGLANG else CompletionStream()
+    if kind is ServerKind.SGLANG:
+        return SglangStream(is_incremental)
+    return CompletionStream(model, prompt_token_ids, must_count=kind is ServerKind.VLLM)
 
 
 class CompletionStream:
-    """`/v1/completions`: vLLM's, and that of others, which give no ids."""
+    """`/v1/completions`: vLLM's, and that of others, which give no ids.
 
-    def __init__(self) -> None:
+    Another model's answer, or one to other ids than were sent, is none: a gateway may have mixed them up.
+    """
+
+    def __init__(self, model: str, prompt_token_ids: tuple[int, ...], must_count: bool) -> None:
+        self._model, self._prompt, self._must_count = model, list(prompt_token_ids), must_count
         self._ids: list[int] | None = None
         self._text: list[str] = []
         self._events = 0
@@ -68,6 +76,8 @@ class CompletionStream:
         if payload == DONE:
             return 0
         event = _event(payload)
+        if event.get("model", self._model) != self._model:
+            raise _broken(f"an answer of another model, {event['model']!r}")
         self._usage = _mapping(event.get("usage")) or self._usage
         self._metrics = event if _mapping(event.get("metrics")) else self._metrics
         choices = event.get("choices")
@@ -75,6 +85,8 @@ class CompletionStream:
 
     def _take_choice(self, choice: object) -> int:
         said = _mapping(choice)
+        if said.get("prompt_token_ids") not in (None, self._prompt):
+            raise _broken("an answer to other ids than were sent")
         text, given = said.get("text"), said.get("token_ids")
         self._text.append(text if isinstance(text, str) else "")
         self._finish = said.get("finish_reason") or self._finish
@@ -87,12 +99,13 @@ class CompletionStream:
         return len(new)
 
     def ended(self) -> StreamedAnswer:
+        finish_reason = _finish_reason(self._finish)
         counted = whole(self._usage.get("completion_tokens"))
-        _require_agreement(self._ids, counted)
+        _require_agreement(self._ids, counted, self._must_count)
         return StreamedAnswer(
             token_ids=None if self._ids is None else tuple(self._ids),
             text="".join(self._text),
-            finish_reason=_finish_reason(self._finish),
+            finish_reason=finish_reason,
             stop_reason=None if self._stop is None else str(self._stop),
             counted_tokens=counted,
             acceptance=of_request(self._metrics),
@@ -125,13 +138,14 @@ class SglangStream:
         finish = _mapping(self._meta.get("finish_reason"))
         if finish.get("type") == "abort":
             raise RequestFailed(_aborted(finish))
+        finish_reason = _finish_reason(finish.get("type"))
         counted = whole(self._meta.get("completion_tokens"))
-        _require_agreement(self._ids, counted)
+        _require_agreement(self._ids, counted, must_count=True)
         matched = finish.get("matched")
         return StreamedAnswer(
             token_ids=None if self._ids is None else tuple(self._ids),
             text=self._text,
-            finish_reason=_finish_reason(finish.get("type")),
+            finish_reason=finish_reason,
             stop_reason=None if matched is None else str(matched),
             counted_tokens=counted,
             acceptance=of_meta_info(self._meta),
@@ -207,7 +221,9 @@ def _finish_reason(said: object) -> FinishReason:
     return FinishReason(said)
 
 
-def _require_agreement(ids: list[int] | None, counted: int | None) -> None:
+def _require_agreement(ids: list[int] | None, counted: int | None, must_count: bool) -> None:
+    if counted is None and must_count:
+        raise _broken("the server does not say how many tokens it sampled")
     if ids is not None and counted is not None and len(ids) != counted:
         raise _broken(f"{len(ids)} ids, and the server counted {counted} tokens")
 

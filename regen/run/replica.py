@@ -51,15 +51,9 @@ def _served_engine(engine: OpenaiEngineSpec, setup: WorkerSetup) -> Engine:
         target=spec.target.model,
         sampling=effective_sampling(spec.sampling, setup.generation_config, setup.eos_token_ids, "", {}),
         speculation=setup.assignment.speculation,
-        retokenise=partial(_ids_of_text, _template(setup)) if engine.ids == "retokenised" else None,
+        retokenise=_template(setup).ids_of_text if engine.ids == "retokenised" else None,
         say=partial(_say, setup.worker.slot),
     )
-
-
-def _ids_of_text(template: TokenizerTemplate, text: str) -> tuple[int, ...] | None:
-    """The ids of a text without special tokens, where they give just this text back."""
-    ids = template.encode(text)
-    return ids if template.decode(ids) == text else None
 
 
 def _say(slot: int, line: str) -> None:
