@@ -1,4 +1,4 @@
-"""One contract for every engine: what `protocols.Engine` promises, on the fake engine, over stand-in servers and on real vLLM.
+"""One contract for every engine: `protocols.Engine` on the fake engine, over stand-in servers, and on real vLLM.
 
 The vLLM engine is started once for all tests (tens of seconds), on the event loop that they share.
 """
