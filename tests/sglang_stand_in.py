@@ -39,6 +39,8 @@ class SglangStandIn:
     gives_counts: bool = True
     is_old: bool = False
     api_key: str | None = None
+    served_name: str = "target"
+    context_length: int = 4096
     arguments: dict[str, Any] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     _verified: dict[int, list[int]] = field(default_factory=dict)
@@ -63,7 +65,8 @@ class SglangStandIn:
         return answer
 
     async def _models(self, request: web.Request) -> web.Response:
-        card = {"id": "target", "object": "model", "owned_by": "sglang", "root": "target", "max_model_len": 4096}
+        name = self.served_name
+        card = {"id": name, "object": "model", "owned_by": "sglang", "root": name, "max_model_len": self.context_length}
         return web.json_response({"object": "list", "data": [card]})
 
     async def _model_info(self, request: web.Request) -> web.Response:
@@ -74,7 +77,7 @@ class SglangStandIn:
         return web.json_response(
             {
                 "model_path": self.model,
-                "context_length": 4096,
+                "context_length": self.context_length,
                 "api_key": self.api_key,
                 "speculative_algorithm": self.algorithm,
                 "speculative_draft_model_path": self.draft,
@@ -123,7 +126,7 @@ class SglangStandIn:
             meta["dp_rank"] = rank
         if self.algorithm is not None and self.gives_counts and tokens > 1:
             counts = self._counts(tokens, (0,) if rank in self.dead_ranks else self.accepted, rank)
-            meta |= _in_old_words(counts) if self.is_old else counts
+            meta |= in_old_words(counts) if self.is_old else counts
         return meta
 
     def _counts(self, tokens: int, pattern: Sequence[int], rank: int) -> dict[str, Any]:
@@ -149,6 +152,6 @@ class SglangStandIn:
         }
 
 
-def _in_old_words(counts: dict[str, Any]) -> dict[str, Any]:
+def in_old_words(counts: dict[str, Any]) -> dict[str, Any]:
     """Other names, and no histogram."""
     return {OLD_NAMES.get(name, name): value for name, value in counts.items() if "histogram" not in name}

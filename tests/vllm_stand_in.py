@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-_REFUSAL = "The min_p and logit_bias sampling parameters are not yet supported with speculative decoding."
+REFUSAL = "The min_p and logit_bias sampling parameters are not yet supported with speculative decoding."
 
 
 @dataclass
@@ -34,6 +34,8 @@ class VllmStandIn:
     has_chat_template: bool = True
     config: dict[str, Any] | None = None
     discloses: bool = False
+    served_name: str = "target"
+    max_model_len: int = 4096
     routes: list[str] = field(default_factory=list)
     _drafts: dict[int, int] = field(default_factory=dict)
     _positions: dict[int, list[int]] = field(default_factory=dict)
@@ -59,16 +61,17 @@ class VllmStandIn:
         return web.json_response({"version": "0.32.0"})
 
     async def _models(self, request: web.Request) -> web.Response:
-        card = {"id": "target", "owned_by": "vllm", "root": "/models/target", "parent": None, "max_model_len": 4096}
-        return web.json_response({"object": "list", "data": [{**card, "id": "adapter", "parent": "target"}, card]})
+        name, root = self.served_name, "/models/target"
+        card = {"id": name, "owned_by": "vllm", "root": root, "parent": None, "max_model_len": self.max_model_len}
+        return web.json_response({"object": "list", "data": [{**card, "id": "adapter", "parent": name}, card]})
 
     async def _server_info(self, request: web.Request) -> web.Response:
         return web.json_response({"vllm_config": {"speculative_config": self.config}, "vllm_env": {}})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        lines = [f'vllm:generation_tokens_total{{engine="0",model_name="target"}} {self._output}.0']
+        lines = [f'vllm:generation_tokens_total{{engine="0",model_name="{self.served_name}"}} {self._output}.0']
         for rank in range(len(self.accepted)) if self.has_counters else ():
-            labels = f'engine="{rank}",model_name="target"'
+            labels = f'engine="{rank}",model_name="{self.served_name}"'
             positions = self._positions.get(rank, [0] * self.num_tokens)
             drafts = self._drafts.get(rank, 0)
             lines += [
@@ -95,7 +98,7 @@ class VllmStandIn:
         self.routes.append(route)
         is_excluded = body.get("min_p") or body.get("logit_bias")
         if is_excluded and self.accepted and self.refuses:
-            return _error(_REFUSAL)
+            return _error(REFUSAL)
         tokens = min(int(body["max_tokens"]), self.answer_tokens)
         if self.accepted:
             self._count(tokens)

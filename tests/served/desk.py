@@ -1,0 +1,87 @@
+"""What every stand-in server does with a request before and after its own work: counts it, and lets faults strike.
+
+`bodies` holds what was asked for tokens, in order; `left` counts requests whose client went away before the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from tests.served.faults import Fault, Kind, Script
+from tests.served.sending import cut, send_whole, silence
+
+GENERATING = frozenset({"/v1/completions", "/v1/chat/completions", "/generate"})
+FAULT = web.RequestKey("fault", Fault)
+
+
+@dataclass
+class Desk:
+    """`refusal` makes the body of an error in the server's own form from status and message."""
+
+    script: Script
+    refusal: Callable[[int, str], dict[str, Any]]
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    running: int = 0
+    most_running: int = 0
+    left: int = 0
+
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        makes_tokens = request.path in GENERATING
+        self.paths.append(request.path)
+        if makes_tokens:
+            await self._note(request)
+        fault = self.script.strike(request.path, makes_tokens)
+        if fault is not None and (struck := await self._at_the_door(request, fault, makes_tokens)) is not None:
+            return struck
+        if not makes_tokens:
+            return await self._changed(request, await handler(request), fault)
+        if fault is not None:
+            request[FAULT] = fault
+        return await self._counted(request, handler)
+
+    async def _note(self, request: web.Request) -> None:
+        try:
+            self.bodies.append(await request.json())
+        except ValueError:
+            self.bodies.append({})
+
+    async def _at_the_door(self, request: web.Request, fault: Fault, makes_tokens: bool) -> web.StreamResponse | None:
+        """Faults that strike before anything is made."""
+        if fault.kind is Kind.STATUS:
+            headers = {"Retry-After": fault.retry_after} if fault.retry_after is not None else {}
+            body = self.refusal(fault.status, "this stand-in server was told to refuse this request")
+            return web.json_response(body, status=fault.status, headers=headers)
+        if fault.kind is Kind.HANG or (fault.kind is Kind.STALL and not makes_tokens):
+            await silence(fault.seconds)
+        if fault.kind is Kind.HANG or (fault.kind is Kind.DROP and not makes_tokens):
+            cut(request)
+            return web.Response()
+        return None
+
+    async def _changed(
+        self, request: web.Request, response: web.StreamResponse, fault: Fault | None
+    ) -> web.StreamResponse:
+        """An answer that makes no tokens, as the fault leaves it."""
+        if fault is None or not isinstance(response, web.Response) or response.content_type != "application/json":
+            return response
+        return await send_whole(request, json.loads(response.text or "null"), fault)
+
+    async def _counted(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            return await handler(request)
+        except (asyncio.CancelledError, ConnectionError):
+            self.left += 1
+            raise
+        finally:
+            self.running -= 1
