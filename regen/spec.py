@@ -167,7 +167,7 @@ class _EngineCommon(_Strict):
 class VllmEngineSpec(_EngineCommon):
     """vLLM inside a Ray actor, one per replica."""
 
-    kind: Literal["vllm"] = Field("vllm", description="vllm, or fake for trying regen itself without a model.")
+    kind: Literal["vllm"] = Field("vllm", description="vllm; openai: servers; fake: without a model.")
     gpus_per_replica: float = Field(0, ge=0, description="GPUs that Ray reserves for each replica. 0: the CPU engine.")
     cpus_per_replica: float = Field(1, ge=0, description="CPUs that Ray reserves for each replica.")
     args: dict[str, Any] = Field(

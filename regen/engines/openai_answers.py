@@ -146,7 +146,8 @@ class SglangStream:
             token_ids=None if self._ids is None else tuple(self._ids),
             text=self._text,
             finish_reason=finish_reason,
-            stop_reason=None if matched is None else str(matched),
+            # A stop string only: it names the closing id, too, which vLLM does not for the target's own end of turn.
+            stop_reason=matched if isinstance(matched, str) else None,
             counted_tokens=counted,
             acceptance=of_meta_info(self._meta),
         )

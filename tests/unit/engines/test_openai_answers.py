@@ -150,7 +150,13 @@ def test_sglangs_counters_are_in_meta_info() -> None:
     fed(made, sglang([7, 2], 2, STOPPED, **counts))
     answer = made.ended()
     assert answer.acceptance == Acceptance(2, 6, 3)
-    assert answer.stop_reason == "2"
+    assert answer.stop_reason is None
+
+
+def test_a_stop_string_is_named_and_a_closing_id_is_not() -> None:
+    made = stream(SGLANG)
+    fed(made, sglang([7, 8], 2, {"type": "stop", "matched": "END"}))
+    assert made.ended().stop_reason == "END"
 
 
 @pytest.mark.parametrize(("status", "blame"), [(400, Blame.ROW), (503, Blame.OVERLOAD), (None, Blame.MOMENT)])
