@@ -97,12 +97,15 @@ class OpenaiEngine:
             connections = self._slots + _CONNECTIONS_TO_SPARE
             self._connection = Connection(server_url(self._endpoint.url), self._key(), connections)
             await self._connection.__aenter__()
+        said = ""
         while True:
             try:
                 return await self._start(self._connection)
             except ServerUnavailable as error:
-                unavailable = error
-            self._say(f"waiting for {self._connection.url}: {unavailable}")
+                unavailable = str(error)
+            if unavailable != said:
+                self._say(f"waiting for {self._connection.url}: {unavailable}")
+            said = unavailable
             await asyncio.sleep(START_RETRY_SECONDS)
 
     async def generate(self, request: GenerationRequest, on_tokens: Callable[[int], None]) -> Completion:
@@ -166,11 +169,13 @@ class OpenaiEngine:
         name = self._endpoint.api_key_env
         if name is None:
             return None
-        if not (key := os.environ.get(name)):
+        if not (key := os.environ.get(name, "").strip()):
             raise SpecError(
                 f"engine.endpoints: {self._endpoint.url}: api_key_env names {name}, and that is not set where this"
                 " replica runs: set it on every node before Ray starts there"
             )
+        if not key.isascii() or not key.isprintable() or " " in key:
+            raise SpecError(f"engine.endpoints: {self._endpoint.url}: what {name} holds cannot be sent in a header")
         return key
 
     async def _start(self, connection: Connection) -> EngineInfo:
@@ -207,7 +212,7 @@ class OpenaiEngine:
         """One small answer: whether ids come back, and with them counters. Says what is lost."""
         request = GenerationRequest("regen-start", (1,), replace(self._sampling, stop=()), 4, None)
         try:
-            answer, _, _ = await self._streamed(request, _Progress(lambda count: None))
+            answer, _, _ = await self._streamed(request, _Progress(lambda count: None, lambda: None, request.cap))
         except RequestFailed as error:
             if error.failure.blame in (Blame.MOMENT, Blame.OVERLOAD):
                 raise ServerUnavailable(f"{connection.url}: {error.failure.detail}") from error
@@ -240,7 +245,7 @@ class OpenaiEngine:
             own.running += 1
             own.prompt_tokens += len(request.prompt_token_ids)
 
-        progress = _Progress(count, began)
+        progress = _Progress(count, began, request.cap)
         own.waiting += 1
         try:
             return await self._streamed(request, progress)
@@ -379,8 +384,8 @@ class OpenaiEngine:
 class _Progress:
     """New tokens of one try of a request. Those of a try that failed were sampled, too: they are told and counted."""
 
-    def __init__(self, on_tokens: Callable[[int], None], began: Callable[[], None] = lambda: None) -> None:
-        self._on_tokens, self._began = on_tokens, began
+    def __init__(self, on_tokens: Callable[[int], None], began: Callable[[], None], most: int) -> None:
+        self._on_tokens, self._began, self._left = on_tokens, began, most
         self.first_at: float | None = None
 
     @property
@@ -392,6 +397,9 @@ class _Progress:
             self.first_at = time.monotonic()
             self._began()
         self._on_tokens(new)
+        self._left -= new
+        if self._left < 0:
+            raise RequestFailed(Failure(Blame.MOMENT, "broken_answer", "more tokens than the request allows"))
 
 
 def _since(first: Counters, latest: Counters) -> Acceptance:

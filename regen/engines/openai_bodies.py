@@ -126,7 +126,6 @@ def _vllm(model: str, request: GenerationRequest) -> dict[str, Any]:
         "skip_special_tokens": True,
         "add_special_tokens": False,
         "repetition_detection": _repetition(sampling),
-        "request_id": request.request_id,
         "return_token_ids": True,
         "stream_interval": PROGRESS_TOKENS,
     }

@@ -178,7 +178,7 @@ def test_a_server_that_comes_back_answers_what_was_asked_meanwhile() -> None:
 def test_a_server_that_is_not_there_yet_is_waited_for() -> None:
     fault = Fault(Kind.STATUS, times=2, status=503, path="/v1/models")
     with case("vllm", fault) as made:
-        assert sum("waiting for" in line for line in made.said) == 2
+        assert sum("waiting for" in line for line in made.said) == 1  # said once, however often it is asked
 
 
 def test_cancelling_closes_the_connection() -> None:
@@ -214,6 +214,13 @@ def test_a_key_goes_into_the_header_and_nowhere_else(monkeypatch: pytest.MonkeyP
     with case("vllm", endpoint={"api_key_env": "REGEN_TEST_KEY"}, api_key=SECRET) as made:
         assert made.ask().token_ids == expected().token_ids
         assert SECRET not in f"{made.info}{made.said}{made.server.desk.bodies}{vars(made.engine)}"
+
+
+def test_a_key_that_no_header_takes_is_refused_unprinted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGEN_TEST_KEY", f"{SECRET}\nX-Other: 1")
+    with pytest.raises(SpecError, match="cannot be sent") as caught, case(endpoint={"api_key_env": "REGEN_TEST_KEY"}):
+        pass
+    assert SECRET not in str(caught.value)
 
 
 @pytest.mark.parametrize(("value", "said"), [(None, "that is not set"), ("another", "refuses us")])
@@ -273,6 +280,14 @@ def test_an_answer_cut_below_its_cap_is_none(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(VllmServer, "_sampling", lambda self, given: asked(self, {**given, "max_tokens": 4}))
     with case("vllm") as made, pytest.raises(RowFailed, match="cut_by_the_server"):
         made.ask()
+
+
+def test_an_answer_that_does_not_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = VllmServer._sampling
+    with case("vllm", spec={"request_attempts": 1}) as made:
+        monkeypatch.setattr(VllmServer, "_sampling", lambda self, given: asked(self, {**given, "max_tokens": 400}))
+        with pytest.raises(RowFailed, match="more tokens than"):
+            made.ask(cap=8)
 
 
 # --- counters ---
