@@ -160,7 +160,8 @@ class Connection:
     async def stream(self, path: str, body: object) -> AsyncIterator[OpenReply]:
         """A POST whose answer is read as it comes. Nothing bounds its time: the caller does, by what arrives.
 
-        Leaving the block early closes the connection, so that the server ends the request. Raises ServerUnavailable.
+        Leaving the block before the end closes the connection (aiohttp keeps none that is half read): the server then
+        ends the request. Raises ServerUnavailable.
         """
         import aiohttp
 
@@ -171,11 +172,7 @@ class Connection:
             async with self._session.post(
                 self.url + path, json=body, timeout=timeout, allow_redirects=False
             ) as response:
-                try:
-                    yield OpenReply(response.status, response.headers.get("Retry-After"), where, response)
-                finally:
-                    if not response.content.at_eof():
-                        response.close()
+                yield OpenReply(response.status, response.headers.get("Retry-After"), where, response)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ServerUnavailable(f"{where}: {self.shown(error) or type(error).__name__}") from error
 

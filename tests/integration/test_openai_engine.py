@@ -6,12 +6,13 @@ What the fake engine answers in this process is what a server must be brought to
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import pytest
+from aiohttp import web
 
 from regen.engines import openai, served_failures
 from regen.engines.fake import FakeEngine
@@ -19,6 +20,7 @@ from regen.engines.openai import OpenaiEngine, Retokenise
 from regen.errors import EngineDied, RowFailed, RowRefused, SpecError
 from regen.records import Completion, EngineInfo, GenerationRequest, Sampling, WorkerId
 from regen.spec import EndpointSpec, FakeEngineSpec, OpenaiEngineSpec, SpeculationSpec
+from tests.loopback import served
 from tests.served.answers import Answers
 from tests.served.faults import Fault, Kind, Script
 from tests.served.sglang_server import SglangServer
@@ -81,8 +83,8 @@ def case(
     made = {"vllm": VllmServer, "sglang": SglangServer}[kind]
     of_kind = {"algorithm": "NGRAM"} if kind == "sglang" and speculation else {}
     with ExitStack() as stack:
-        served = made(answers=Answers(FAKE, speculation), script=Script(*faults), **of_kind, **server)
-        stand = stack.enter_context(standing(served))
+        server_made = made(answers=Answers(FAKE, speculation), script=Script(*faults), **of_kind, **server)
+        stand = stack.enter_context(standing(server_made))
         place = EndpointSpec(url=stand.url, model="target", **(endpoint or {}))
         whole = OpenaiEngineSpec(endpoints=[place], slots=8, max_model_len=512, **(spec or {}))
         said: list[str] = []
@@ -90,7 +92,7 @@ def case(
         runner = stack.enter_context(asyncio.Runner())
         stack.callback(lambda: runner.run(engine.close()))
         info = runner.run(asyncio.wait_for(engine.start(), 30))
-        yield Case(engine, served, stand, info, runner, said)
+        yield Case(engine, server_made, stand, info, runner, said)
 
 
 MOMENTS = {
@@ -179,6 +181,45 @@ def test_a_server_that_is_not_there_yet_is_waited_for() -> None:
     fault = Fault(Kind.STATUS, times=2, status=503, path="/v1/models")
     with case("vllm", fault) as made:
         assert sum("waiting for" in line for line in made.said) == 1  # said once, however often it is asked
+
+
+def test_an_answer_may_take_longer_than_a_token_may() -> None:
+    slow = Fault(Kind.SLOW, numbers=SECOND, tokens_per_second=40.0)
+    with case("vllm", slow, spec={"token_timeout_seconds": 0.4}) as made:
+        answer = made.ask()
+        assert answer.decode_seconds > 0.4
+        assert len(made.server.desk.bodies) == 2
+
+
+def test_a_busy_server_costs_no_attempt_and_is_not_gone_while_it_gives_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served_failures, "LONGEST_WAIT_SECONDS", 0.05)
+    slow = Fault(Kind.SLOW, numbers=SECOND, tokens_per_second=40.0)
+    busy = Fault(Kind.STATUS, numbers=frozenset(range(3, 15)), status=429)
+    with case("vllm", slow, busy, spec={"outage_seconds": 0.25, "request_attempts": 2}) as made:
+
+        async def both() -> list[Completion]:
+            first = asyncio.ensure_future(made.engine.generate(request(), lambda count: None))
+            while len(made.server.desk.bodies) < 2:
+                await asyncio.sleep(0.005)
+            return list(await asyncio.gather(first, made.engine.generate(request(), lambda count: None)))
+
+        assert {answer.token_ids for answer in made.wait(both())} == {expected().token_ids}
+        assert len(made.server.desk.bodies) == 15
+
+
+def test_a_request_without_a_token_is_waiting_until_it_is_given_up() -> None:
+    with case("vllm", Fault(Kind.HANG, numbers=SECOND)) as made:
+
+        async def given_up() -> None:
+            work = asyncio.ensure_future(made.engine.generate(request(), lambda count: None))
+            while len(made.server.desk.bodies) < 2:
+                await asyncio.sleep(0.005)
+            assert (made.engine.counters().waiting, made.engine.counters().running) == (1, 0)
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+        made.wait(given_up())
+        assert (made.engine.counters().waiting, made.engine.counters().running) == (0, 0)
 
 
 def test_cancelling_closes_the_connection() -> None:
@@ -288,6 +329,79 @@ def test_an_answer_that_does_not_end_is_cut_off(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(VllmServer, "_sampling", lambda self, given: asked(self, {**given, "max_tokens": 400}))
         with pytest.raises(RowFailed, match="more tokens than"):
             made.ask(cap=8)
+
+
+# --- a server of another kind ---
+
+
+@contextmanager
+def other_kind(events: Sequence[bytes], sampling: Sampling = SAMPLING) -> Iterator[tuple[OpenaiEngine, list[Any]]]:
+    """Streams these events, whatever it is asked, behind one whole answer; the engine has ids of texts."""
+    asked: list[Any] = []
+
+    async def models(_: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "target", "owned_by": "somebody", "max_model_len": 512}]})
+
+    async def completions(request: web.Request) -> web.StreamResponse:
+        asked.append(await request.json())
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"".join(events if len(asked) > 1 else ANSWER_OF_OTHERS))
+        return response
+
+    app = web.Application()
+    app.router.add_get("/v1/models", models)
+    app.router.add_post("/v1/completions", completions)
+    with served(app) as url:
+        place = EndpointSpec(url=url)
+        spec = OpenaiEngineSpec(endpoints=[place], ids="retokenised", max_model_len=512, request_attempts=1)
+        yield OpenaiEngine(spec, place, "target", sampling, None, as_ids), asked
+
+
+ANSWER_OF_OTHERS = (
+    b'data: {"model": "target", "choices": [{"index": 0, "text": "ab", "finish_reason": null}]}\n\n',
+    b'data: {"model": "target", "choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}\n\n',
+    b'data: {"model": "target", "choices": [], "usage": {"completion_tokens": 3}}\n\n',
+    b"data: [DONE]\n\n",
+)
+
+
+def outcome(engine: OpenaiEngine) -> Completion:
+    async def started_and_asked() -> Completion:
+        try:
+            await engine.start()
+            return await engine.generate(request(), lambda count: None)
+        finally:
+            await engine.close()
+
+    return asyncio.run(asyncio.wait_for(started_and_asked(), 30))
+
+
+def test_another_server_is_asked_in_openais_words_and_its_closing_id_is_added() -> None:
+    with other_kind(ANSWER_OF_OTHERS) as (engine, asked):
+        assert outcome(engine).token_ids == (ord("a"), ord("b"), 2)
+    assert asked[1]["prompt"] == [5, 6, 7]
+    assert "top_k" not in asked[1]
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        (ANSWER_OF_OTHERS[:1], "truncated"),
+        ((*ANSWER_OF_OTHERS[:2], ANSWER_OF_OTHERS[2][:40]), "truncated"),
+        ((*ANSWER_OF_OTHERS[:2], ANSWER_OF_OTHERS[3]), "ids_unknown"),
+    ],
+)
+def test_another_servers_answer_that_is_not_whole_is_none(events: Sequence[bytes], said: str) -> None:
+    with other_kind(events) as (engine, _), pytest.raises(RowFailed, match=said):
+        outcome(engine)
+
+
+def test_another_server_is_not_started_where_it_would_drop_what_the_spec_asks() -> None:
+    with other_kind(ANSWER_OF_OTHERS, replace(SAMPLING, top_k=20)) as (engine, asked):
+        with pytest.raises(SpecError, match="top_k"):
+            outcome(engine)
+        assert asked == []
 
 
 # --- counters ---
