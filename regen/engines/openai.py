@@ -16,7 +16,7 @@ import os
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from regen.engines.event_lines import EventLines
 from regen.engines.http import Connection, OpenReply, Reply, server_url
@@ -25,8 +25,8 @@ from regen.engines.openai_bodies import GENERATE_PATH, generation_body, not_take
 from regen.engines.openai_facts import disagreements, draft_of, losses, speculates
 from regen.engines.served import ServedModel, recognise
 from regen.engines.served_failures import Blame, Failure, RequestFailed, SignsOfLife, of_status, wait_seconds
-from regen.engines.served_gauges import Gauges, gauges
 from regen.engines.served_sglang import streams_new_ids_only
+from regen.engines.served_totals import ServerTotals
 from regen.errors import EngineDied, RowFailed, RowRefused, ServerUnavailable, SpecError
 from regen.records import (
     Acceptance,
@@ -39,26 +39,14 @@ from regen.records import (
     Stage,
     TokenScore,
 )
-from regen.served import Counters, ServerFacts, ServerKind
+from regen.served import ServerFacts, ServerKind
 from regen.spec import EndpointSpec, OpenaiEngineSpec, SpeculationSpec
 
-POLL_SECONDS = 5.0
 START_RETRY_SECONDS = 2.0
 _CONNECTIONS_TO_SPARE = 4
 
 # Text to the ids that give it back exactly, or None.
 Retokenise = Callable[[str], tuple[int, ...] | None]
-
-
-@dataclass(slots=True)
-class _Own:
-    """What this engine's requests have made so far."""
-
-    output_tokens: int = 0
-    prompt_tokens: int = 0
-    running: int = 0
-    waiting: int = 0
-    acceptance: Acceptance = field(default_factory=Acceptance)
 
 
 class OpenaiEngine:
@@ -84,11 +72,9 @@ class OpenaiEngine:
         self._slots = endpoint.slots or spec.slots
         self._connection: Connection | None = None
         self._served: ServedModel | None = None
-        self._own = _Own()
-        self._at_start = self._latest = (Counters(is_reported=False), Gauges())
-        self._counts_requests = self._is_incremental = False
+        self._totals = ServerTotals()
+        self._is_incremental = False
         self._life = SignsOfLife(spec.outage_seconds)
-        self._polling: asyncio.Task[None] | None = None
         self._draw = random.Random()
 
     async def start(self) -> EngineInfo:
@@ -143,24 +129,10 @@ class OpenaiEngine:
             await asyncio.sleep(wait_seconds(tries, failure, self._draw.random()))
 
     def counters(self) -> EngineCounters:
-        (_, first), (_, latest) = self._at_start, self._latest
-        own = self._own
-        return EngineCounters(
-            output_tokens=own.output_tokens,
-            prompt_tokens=own.prompt_tokens,
-            prefix_hit_tokens=max(0, latest.prefix_hit_tokens - first.prefix_hit_tokens),
-            preemptions=max(0, latest.preemptions - first.preemptions),
-            running=own.running,
-            waiting=own.waiting,
-            kv_usage=latest.kv_usage,
-            acceptance=self._acceptance(),
-        )
+        return self._totals.engine_counters()
 
     async def close(self) -> None:
-        polling, self._polling = self._polling, None
-        if polling is not None:
-            polling.cancel()
-            await asyncio.gather(polling, return_exceptions=True)
+        await self._totals.close()
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.__aexit__(None, None, None)
@@ -187,13 +159,13 @@ class OpenaiEngine:
             )
         self._require_agreement(connection)
         self._is_incremental = served.facts.kind is ServerKind.SGLANG and await streams_new_ids_only(connection)
-        self._at_start = self._latest = await self._totals()
+        await self._totals.begin(connection, served)
         if dropped := self._not_taken(self._sampling):
             raise SpecError(f"{connection.url} would not sample as the spec asks: {dropped}")
         gives_ids = await self._try_one(connection)
-        self._at_start = self._latest = await self._totals()
+        await self._totals.begin(connection, served)
         self._life.seen()
-        self._polling = self._polling or asyncio.ensure_future(self._poll())
+        self._totals.watch(connection, served)
         facts, how = served.facts, "server" if gives_ids else "server, ids from its text"
         return EngineInfo(
             engine=f"{facts.kind.value} {facts.version or 'of unknown version'} ({how})",
@@ -222,10 +194,13 @@ class OpenaiEngine:
                 f"{connection.url} gives the text of an answer and not its ids. A text has many, and which were sampled"
                 " is lost: use a vLLM server (return_token_ids) or an SGLang server, or set engine.ids: retokenised"
             )
-        self._counts_requests = answer.acceptance is not None
+        if answer.acceptance is not None:
+            self._totals.own.add(Acceptance())
         _, facts = self._ready()
         wants_counters = self._speculation is not None or speculates(facts, False)
-        for text in losses(facts, answer.token_ids is not None, not wants_counters or self._acceptance() is not None):
+        for text in losses(
+            facts, answer.token_ids is not None, not wants_counters or self._totals.acceptance is not None
+        ):
             self._say(f"{connection.url}: {text}")
         return answer.token_ids is not None
 
@@ -233,7 +208,7 @@ class OpenaiEngine:
         self, request: GenerationRequest, on_tokens: Callable[[int], None]
     ) -> tuple[StreamedAnswer, float, float]:
         """(answer, when it was sent, when its first token came). Counted as waiting until then, as running after."""
-        own = self._own
+        own = self._totals.own
 
         def count(new: int) -> None:
             own.output_tokens += new
@@ -296,8 +271,7 @@ class OpenaiEngine:
                 "cut_by_the_server",
                 f"after {len(token_ids)} tokens, and {request.cap} were allowed: it has its own cap",
             )
-        self._counts_requests = self._counts_requests or answer.acceptance is not None
-        self._own.acceptance += answer.acceptance or Acceptance()
+        self._totals.own.add(answer.acceptance)
         return Completion(
             token_ids=token_ids,
             finish_reason=answer.finish_reason,
@@ -348,32 +322,8 @@ class OpenaiEngine:
 
     def _not_taken(self, sampling: Sampling) -> str:
         _, facts = self._ready()
-        is_on = speculates(facts, bool(self._at_start[0].by_rank))
+        is_on = speculates(facts, self._totals.has_counters)
         return ", ".join(not_taken(facts.kind, facts.version, is_on, sampling))
-
-    def _acceptance(self) -> Acceptance | None:
-        """Of our own requests where the server counts each; else its totals since we started; None: it has none."""
-        if self._counts_requests:
-            return self._own.acceptance
-        (first, _), (latest, _) = self._at_start, self._latest
-        if not latest.by_rank:
-            return None
-        return _since(first, latest)
-
-    async def _poll(self) -> None:
-        while True:
-            await asyncio.sleep(POLL_SECONDS)
-            try:
-                self._latest = await self._totals()
-            except ServerUnavailable:
-                continue  # a server that is gone shows in its requests; totals stay what they were
-
-    async def _totals(self) -> tuple[Counters, Gauges]:
-        assert self._connection is not None
-        assert self._served is not None
-        counters = await self._served.counters()
-        reply = await self._connection.get("/metrics", POLL_SECONDS * 2)
-        return counters, gauges(reply.text()) if reply.is_ok else Gauges()
 
     def _ready(self) -> tuple[Connection, ServerFacts]:
         if self._connection is None or self._served is None:
@@ -400,18 +350,3 @@ class _Progress:
         self._left -= new
         if self._left < 0:
             raise RequestFailed(Failure(Blame.MOMENT, "broken_answer", "more tokens than the request allows"))
-
-
-def _since(first: Counters, latest: Counters) -> Acceptance:
-    """Over all ranks; a server that was restarted counts from zero again."""
-    now = sum(latest.by_rank.values(), Acceptance())
-    before = sum(first.by_rank.values(), Acceptance())
-    if now.drafts < before.drafts:
-        return now
-    positions = (*before.accepted_by_position, *[0] * len(now.accepted_by_position))
-    return Acceptance(
-        now.drafts - before.drafts,
-        now.drafted - before.drafted,
-        now.accepted - before.accepted,
-        tuple(count - past for count, past in zip(now.accepted_by_position, positions, strict=False)),
-    )

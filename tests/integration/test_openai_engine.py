@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pytest
 from aiohttp import web
 
-from regen.engines import openai, served_failures
+from regen.engines import openai, served_failures, served_totals
 from regen.engines.fake import FakeEngine
 from regen.engines.openai import OpenaiEngine, Retokenise
 from regen.errors import EngineDied, RowFailed, RowRefused, SpecError
@@ -408,7 +408,7 @@ def test_another_server_is_not_started_where_it_would_drop_what_the_spec_asks() 
 
 
 def test_without_counters_per_request_the_servers_totals_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openai, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(served_totals, "POLL_SECONDS", 0.02)
     with case("vllm", speculation=NGRAM) as made:
         assert made.ask().acceptance is None
 
