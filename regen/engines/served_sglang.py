@@ -25,6 +25,7 @@ _ACCEPTED = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_tok
 _DRAFTED = ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num")
 _HISTOGRAM = ("spec_correct_drafts_histogram", "spec_accept_histogram")
 _PREFIX = "speculative_"
+_STEPPED = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 
 
 class SglangServer:
@@ -147,13 +148,24 @@ def _disclosed(info: dict[str, Any], connection: Connection) -> Speculation | No
     """None: not disclosed. `speculative_algorithm: null` says that it is off."""
     if "speculative_algorithm" not in info:
         return None
-    method, draft = info["speculative_algorithm"], info.get("speculative_draft_model_path")
+    said, draft = info["speculative_algorithm"], info.get("speculative_draft_model_path")
+    method = connection.shown(said).upper() if isinstance(said, str) else None
     return Speculation(
-        method=connection.shown(method).upper() if isinstance(method, str) else None,
+        method=method,
         draft=connection.shown(draft) if isinstance(draft, str) else None,
-        num_tokens=whole(info.get("speculative_num_steps")),
+        num_tokens=_depth(method, info),
         settings=plain_settings({key: value for key, value in info.items() if key.startswith(_PREFIX)}),
     )
+
+
+def _depth(method: str | None, info: dict[str, Any]) -> int | None:
+    """Tokens that one verification may accept. Steps are the depth of EAGLE's trees; DFLASH and NGRAM set them to
+    something else, and their draft tokens count the one that the target gives.
+    """
+    steps, tokens = whole(info.get("speculative_num_steps")), whole(info.get("speculative_num_draft_tokens"))
+    if method in _STEPPED or tokens is None:
+        return steps
+    return max(0, tokens - 1)
 
 
 async def _model_path(connection: Connection, fallback: str | None) -> str | None:

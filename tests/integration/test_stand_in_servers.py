@@ -16,7 +16,7 @@ from regen.engines.http import Connection
 from regen.engines.served import recognise
 from regen.records import Completion, GenerationRequest, Sampling, WorkerId
 from regen.served import ServerKind
-from regen.spec import FakeEngineSpec, SpeculationSpec
+from regen.spec import FakeEngineSpec, FakeFault, SpeculationSpec
 from tests.processes import wait_until
 from tests.served.answers import Answers
 from tests.served.faults import Fault, Kind, Script
@@ -201,6 +201,69 @@ def test_what_was_asked_for_is_kept(asked: Asked) -> None:
     assert asked.server.desk.bodies[-1] == asked.body(seed=99)
 
 
+def test_ids_are_rated_as_the_engine_rates_them(asked: Asked) -> None:
+    made = of_the_engine().token_ids[:6]
+
+    async def posted(session: aiohttp.ClientSession) -> Any:
+        body = asked.body()
+        if asked.kind == "vllm":
+            body |= {"prompt": [*PROMPT, *made], "max_tokens": 1, "prompt_logprobs": 1}
+        else:
+            body |= {"input_ids": [*PROMPT, *made], "return_logprob": True, "top_logprobs_num": 1}
+            body["logprob_start_len"] = len(PROMPT) - 1
+        async with session.post(asked.stand.url + asked.path, json=body) as response:
+            return await response.json()
+
+    asked.ask()  # or the server would not know where the prompt ends
+    said = once(posted)
+    if asked.kind == "vllm":
+        rated = said["choices"][0]["prompt_logprobs"]
+        assert rated[0] is None
+        got = [rated[len(PROMPT) + at][str(token)]["logprob"] for at, token in enumerate(made)]
+        best = [min(entry.items(), key=lambda item: item[1]["rank"])[0] for entry in rated[len(PROMPT) :]]
+    else:
+        (nothing, *rated) = said["meta_info"]["input_token_logprobs"]
+        assert nothing[0] is None
+        assert tuple(token for _, token, _ in rated) == made
+        got = [logprob for logprob, _, _ in rated]
+        best = [str(top[0][1]) for top in said["meta_info"]["input_top_logprobs"][1:]]
+
+    async def scored() -> Any:
+        return await FakeEngine(SPEC, SPECULATION, WorkerId(0, 0)).score(PROMPT, made)
+
+    wanted = asyncio.run(scored())
+    assert got == [score.logprob for score in wanted]
+    assert best == [str(score.best_token_id) for score in wanted]
+
+
+def test_more_requests_than_slots_wait(asked: Asked) -> None:
+    async def all_of_them(session: aiohttp.ClientSession) -> list[int]:
+        async def one(seed: int) -> int:
+            async with session.post(asked.stand.url + asked.path, json=asked.body(seed=seed)) as response:
+                return response.status
+
+        return list(await asyncio.gather(*map(one, range(3 * SPEC.slots))))
+
+    asked.server.desk.most_running = 0
+    asked.server.script.add(Fault(Kind.STALL, seconds=0.02, times=None))
+    assert set(once(all_of_them)) == {200}
+    assert asked.server.desk.most_running == SPEC.slots
+
+
+@pytest.mark.parametrize(("kind", "status"), [("refuse", 400), ("fail", 500), ("die", 500)])
+def test_what_the_fake_engine_does_wrong_is_a_status(kind: str, status: int) -> None:
+    spec = SPEC.model_copy(update={"faults": [FakeFault.model_validate({"kind": kind})]})
+    for name, server in (("vllm", VllmServer(answers=Answers(spec))), ("sglang", SglangServer(answers=Answers(spec)))):
+        with standing(server) as stand:
+            path = "/v1/completions" if name == "vllm" else "/generate"
+
+            async def posted(session: aiohttp.ClientSession, url: str = stand.url + path) -> int:
+                async with session.post(url, json={"prompt": [5], "input_ids": [5]}) as response:
+                    return response.status
+
+            assert once(posted) == status
+
+
 def test_too_long_a_prompt_is_refused(asked: Asked) -> None:
     beyond: dict[str, Any] = {"max_tokens" if asked.kind == "vllm" else "max_new_tokens": 4096}
     status, _, body = asked.ask(**beyond)
@@ -333,6 +396,18 @@ def test_another_model_and_another_prompt_in_the_answer() -> None:
         vllm = Asked("vllm", VllmServer(), stand)
         assert vllm.ask()[2]["model"] == "another-model"
         assert tuple(vllm.ask()[2]["choices"][0]["prompt_token_ids"]) == (0, *PROMPT)
+
+
+def test_chat_answers_go_wrong_too(asked: Asked) -> None:
+    asked.server.script.add(Fault(Kind.MISSING, fields=("choices",)))
+
+    async def posted(session: aiohttp.ClientSession) -> Any:
+        body = {"model": "target", "messages": [{"role": "user", "content": "?"}], "max_tokens": 8}
+        async with session.post(f"{asked.stand.url}/v1/chat/completions", json=body) as response:
+            return await response.json()
+
+    assert "choices" not in once(posted)
+    assert "choices" in once(posted)
 
 
 def test_another_model_is_served(asked: Asked) -> None:

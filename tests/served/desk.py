@@ -23,15 +23,22 @@ FAULT = web.RequestKey("fault", Fault)
 
 @dataclass
 class Desk:
-    """`refusal` makes the body of an error in the server's own form from status and message."""
+    """`refusal` makes the body of an error in the server's own form from status and message. `slots` requests run at
+    a time, the others wait.
+    """
 
     script: Script
     refusal: Callable[[int, str], dict[str, Any]]
+    slots: int
     bodies: list[dict[str, Any]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
+    waiting: int = 0
     running: int = 0
     most_running: int = 0
     left: int = 0
+
+    def __post_init__(self) -> None:
+        self._places = asyncio.Semaphore(self.slots)
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -42,11 +49,10 @@ class Desk:
         fault = self.script.strike(request.path, makes_tokens)
         if fault is not None and (struck := await self._at_the_door(request, fault, makes_tokens)) is not None:
             return struck
-        if not makes_tokens:
-            return await self._changed(request, await handler(request), fault)
         if fault is not None:
             request[FAULT] = fault
-        return await self._counted(request, handler)
+        response = await (self._counted(request, handler) if makes_tokens else handler(request))
+        return await self._changed(request, response)
 
     async def _note(self, request: web.Request) -> None:
         try:
@@ -67,15 +73,19 @@ class Desk:
             return web.Response()
         return None
 
-    async def _changed(
-        self, request: web.Request, response: web.StreamResponse, fault: Fault | None
-    ) -> web.StreamResponse:
-        """An answer that makes no tokens, as the fault leaves it."""
+    async def _changed(self, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+        """A JSON answer as the fault leaves it, unless the handler has seen to that."""
+        fault = request.pop(FAULT, None)
         if fault is None or not isinstance(response, web.Response) or response.content_type != "application/json":
             return response
         return await send_whole(request, json.loads(response.text or "null"), fault)
 
     async def _counted(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        self.waiting += 1
+        try:
+            await self._places.acquire()
+        finally:
+            self.waiting -= 1
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
@@ -85,3 +95,4 @@ class Desk:
             raise
         finally:
             self.running -= 1
+            self._places.release()

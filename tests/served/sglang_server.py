@@ -4,7 +4,8 @@
 the source: an event of a stream holds *all* ids so far, unless the server runs with --incremental-streaming-output;
 speculation counts are in the last `meta_info` only, and there only after a verification; an unknown sampling
 parameter is an internal error, `top_k` 0 and too long a prompt are refused; `sampling_seed` means something only with
---enable-deterministic-inference; a whole answer names no model; an error inside a stream is an event with status 200.
+--enable-deterministic-inference; a whole answer names no model; an error inside a stream is an event with status 200;
+`return_logprob` rates the prompt's ids from `logprob_start_len` on.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from typing import Any
 from aiohttp import web
 
 from regen.records import Completion, FinishReason, Sampling
-from tests.served.answers import Answers, Wanted
+from tests.served.answers import Answers, Refused, Wanted
 from tests.served.desk import FAULT, Desk
 from tests.served.faults import Script
 from tests.served.sending import Answer, Body, Event, send
-from tests.served.vllm_server import Refused, histogram, prompt_ids, texts
+from tests.served.vllm_server import histogram, prompt_ids, texts
 from tests.sglang_stand_in import SglangStandIn, in_old_words
 
 # The server's own, for whoever does not say.
@@ -63,7 +64,7 @@ class SglangServer(SglangStandIn):
         self.steps = speculation.num_tokens if speculation else 0
         if speculation is None:
             self.algorithm = None
-        self.desk = Desk(self.script, error_body)
+        self.desk = Desk(self.script, error_body, self.answers.spec.slots)
 
     def app(self) -> web.Application:
         app = super().app()
@@ -88,15 +89,26 @@ class SglangServer(SglangStandIn):
     async def _generate(self, request: web.Request) -> web.StreamResponse:  # type: ignore[override]
         body = await request.json()
         try:
-            wanted = self._wanted(body)
+            wanted, began = self._wanted(body), time.time()
+            rated = await self._input_logprobs(wanted, body) if body.get("return_logprob") else {}
+            made = await self.answers.make(wanted)
         except Refused as error:
             return _refused(error, is_streamed=bool(body.get("stream")))
-        began = time.time()
         rank = self._next_rank
         self._next_rank = (rank + 1) % self.ranks
-        made = await self.answers.make(wanted)
-        meta = self._meta_info(wanted, made, rank) | {"e2e_latency": time.time() - began}
-        return await send(request, self._answer_of(wanted, made, meta), request.get(FAULT), self.tokens_per_second)
+        meta = self._meta_info(wanted, made, rank) | rated | {"e2e_latency": time.time() - began}
+        answer = self._answer_of(wanted, made, meta)
+        return await send(request, answer, request.pop(FAULT, None), self.tokens_per_second)
+
+    async def _input_logprobs(self, wanted: Wanted, body: Body) -> Body:
+        """Of the ids from `logprob_start_len` on, the first of which has none: (logprob, id, text). -1: of no id."""
+        said = int(body.get("logprob_start_len", -1))
+        start = len(wanted.prompt) - 1 if said < 0 else said
+        scores = (await self.answers.rate(wanted.prompt))[start + 1 :]
+        own: list[list[Any]] = [[None, wanted.prompt[start], None]]
+        own += [[score.logprob, score.token_id, None] for score in scores if score is not None]
+        best = [[[score.best_logprob, score.best_token_id, None]] for score in scores if score is not None]
+        return {"input_token_logprobs": own, "input_top_logprobs": [None, *best]}
 
     # --- the request ---
 

@@ -3,7 +3,8 @@
 The rest (/v1/models, /version, /metrics, /server_info) is tests/vllm_stand_in.py's, with the counts of what is made
 here. From the source: unset sampling fields take the server's defaults (`defaults`, as from a generation_config.json);
 `prompt_token_ids` come with the first event alone, `usage` with the last one if asked for; an end-of-sequence id is
-among the ids, with `stop_reason` null; counts per request are there where `gives_counts` is on.
+among the ids, with `stop_reason` null; counts per request are there where `gives_counts` is on; `prompt_logprobs` rate
+the prompt's ids.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any
 
 from aiohttp import web
 
-from regen.records import Acceptance, Completion, Sampling
-from tests.served.answers import Answers, Wanted
+from regen.records import Acceptance, Completion, Sampling, TokenScore
+from tests.served.answers import Answers, Refused, Wanted
 from tests.served.desk import FAULT, Desk
 from tests.served.faults import Script
 from tests.served.sending import Answer, Body, Event, send
@@ -33,14 +34,6 @@ DEFAULTS = {
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.05,
 }
-
-
-class Refused(Exception):
-    """A request that the server answers with an error."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 @dataclass
@@ -65,7 +58,7 @@ class VllmServer(VllmStandIn):
         self.max_model_len = self.answers.spec.max_model_len
         self.num_tokens = speculation.num_tokens if speculation else 0
         self.accepted = ((),) if speculation else ()
-        self.desk = Desk(self.script, error_body)
+        self.desk = Desk(self.script, error_body, self.answers.spec.slots)
 
     def app(self, **instead: Any) -> web.Application:
         app = super().app(**instead)
@@ -91,7 +84,7 @@ class VllmServer(VllmStandIn):
         lines = [
             f"vllm:prompt_tokens_total{{{labels}}} {prompts}.0",
             f"vllm:num_requests_running{{{labels}}} {self.desk.running}.0",
-            f"vllm:num_requests_waiting{{{labels}}} 0.0",
+            f"vllm:num_requests_waiting{{{labels}}} {self.desk.waiting}.0",
         ]
         return web.Response(text=f"{counted.text}" + "\n".join(lines) + "\n")
 
@@ -99,12 +92,16 @@ class VllmServer(VllmStandIn):
         try:
             body = await _body(request)
             wanted = self._wanted(body)
+            rated = body.get("prompt_logprobs") is not None
+            scores = [_logprobs(score) for score in await self.answers.rate(wanted.prompt)] if rated else None
+            made = await self.answers.make(wanted)
         except Refused as error:
             return web.json_response(error_body(error.status, str(error)), status=error.status)
-        made = await self.answers.make(wanted)
         self._count_made(made)
         answer = self._answer_of(wanted, made, body)
-        return await send(request, answer, request.get(FAULT), self.tokens_per_second)
+        if answer.whole is not None:
+            answer.whole["choices"][0]["prompt_logprobs"] = scores
+        return await send(request, answer, request.pop(FAULT, None), self.tokens_per_second)
 
     # --- the request ---
 
@@ -113,6 +110,8 @@ class VllmServer(VllmStandIn):
             raise Refused(404, f"The model `{body['model']}` does not exist.")
         if (body.get("min_p") or body.get("logit_bias")) and self.answers.speculation:
             raise Refused(400, REFUSAL)
+        if body.get("stream") and body.get("prompt_logprobs") is not None:
+            raise Refused(400, "`prompt_logprobs` are not available when `stream=True`.")
         sampling = self._sampling({**self.defaults, **{key: value for key, value in body.items() if value is not None}})
         prompt = prompt_ids(body.get("prompt"))
         if len(prompt) + sampling.max_tokens > self.max_model_len:
@@ -228,6 +227,16 @@ def histogram(seen: Acceptance, depth: int) -> list[int]:
     """How many verifications accepted exactly none, one, two ... tokens."""
     at_least = [seen.drafts, *seen.accepted_by_position, *[0] * depth][: depth + 1]
     return [count - later for count, later in zip(at_least, [*at_least[1:], 0], strict=True)]
+
+
+def _logprobs(score: TokenScore | None) -> Body | None:
+    """The id that is there, and the best one."""
+    if score is None:
+        return None
+    is_best = score.token_id == score.best_token_id
+    best = {"logprob": score.best_logprob, "rank": 1, "decoded_token": None}
+    own = best if is_best else {"logprob": score.logprob, "rank": 1000, "decoded_token": None}
+    return {str(score.token_id): own, str(score.best_token_id): best}
 
 
 def _usage(prompt: int, completion: int) -> Body:

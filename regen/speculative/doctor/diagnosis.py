@@ -13,6 +13,7 @@ from enum import StrEnum
 from regen.spec import DRAFTLESS_METHODS
 from regen.speculative.doctor.checks import CHECKS, described, is_dead
 from regen.speculative.doctor.draft_files import method_of
+from regen.speculative.doctor.sglang_settings import SGLANG_CHECKS
 from regen.speculative.doctor.visit import LEAST_DRAFTS, Speculating, Visit
 from regen.speculative.evidence import Finding, Severity
 
@@ -47,7 +48,7 @@ class Diagnosis:
 def diagnose(visit: Visit) -> Diagnosis:
     """All that is to be said. Findings in the order of severity."""
     verdict, because = _verdict(visit)
-    of_server = [finding for check in CHECKS if (finding := check.finding(visit)) is not None]
+    of_server = [finding for check in (*CHECKS, *SGLANG_CHECKS) if (finding := check.finding(visit)) is not None]
     of_files = list(visit.draft.findings) if visit.draft is not None and verdict is not Verdict.OFF else []
     order = list(Severity)
     findings = sorted([*of_files, *of_server], key=lambda finding: order.index(finding.severity))

@@ -89,7 +89,7 @@ def read_draft_files(
         return DraftFiles(plain.described, None, ())
     evidence = _evidence(as_if, facts, draft, target, engine)
     head = Draft(draft, evidence.speculation)
-    findings = [*_mismatch(facts, judged, head), *_from_preflight(evidence, facts)]
+    findings = [*_mismatch(facts, judged, head), *_other_draft(facts, draft), *_from_preflight(evidence, facts)]
     if head.family is Family.EAGLE3:
         findings += _layer_findings(facts, head, target_layers(evidence))
     return DraftFiles(plain.described, _layers(facts, judged, head, evidence), tuple(findings))
@@ -133,6 +133,27 @@ def _mismatch(facts: ServerFacts, method: str | None, head: Draft) -> Iterator[F
         "Nothing fails: auxiliary states are never captured, and every draft token is rejected.",
         _restart(facts, head.family),
     )
+
+
+def _other_draft(facts: ServerFacts, draft: Checkpoint) -> Iterator[Finding]:
+    """Whether the files that are judged are of the draft that the server names: by name, which is all there is."""
+    said = facts.speculation.draft if facts.speculation is not None else None
+    if said is None or _last_name(said) == _last_name(draft.name):
+        return
+    yield Finding(
+        "draft-other",
+        Severity.NOTE,
+        f"the server's draft is {said!r}, the files that are judged here are {draft.name!r}",
+        "Findings on files hold for these files alone.",
+        "Compare the two config.json, or judge the server's own copy.",
+    )
+
+
+def _last_name(path: str) -> str:
+    """A folder's or repository's own name; in the hub's cache the repository's, not the snapshot's."""
+    parts = [part for part in path.split("/") if part]
+    cached = [part for part in parts if part.startswith("models--")]
+    return cached[-1].rpartition("--")[2] if cached else parts[-1] if parts else path
 
 
 def _restart(facts: ServerFacts, family: Family) -> str:

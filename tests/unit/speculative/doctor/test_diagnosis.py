@@ -16,7 +16,9 @@ from regen.speculative.doctor.visit import Expected, Visit
 from regen.speculative.evidence import Finding, Severity
 
 VLLM = ServerFacts("http://h:1", ServerKind.VLLM, "target")
-SGLANG = ServerFacts("http://h:1", ServerKind.SGLANG, "target", speculation=Speculation("EAGLE3", "head", 3))
+CHAIN = {"speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
+EAGLE3 = Speculation("EAGLE3", "head", 3, CHAIN)
+SGLANG = ServerFacts("http://h:1", ServerKind.SGLANG, "target", speculation=EAGLE3)
 REFUSED = Probe("min_p", Fate.REFUSED, "not with speculation", blames_speculation=True)
 NOTHING = Counters(is_reported=True)
 
@@ -181,7 +183,7 @@ def test_lossy_verification_is_refused_by_name(settings: dict[str, object]) -> N
 
 def test_lossless_settings_are_not_refused() -> None:
     settings = {"speculative_accept_threshold_single": 1.0, "rejection_sample_method": "standard"}
-    fine = replace(SGLANG, speculation=replace(Speculation("EAGLE3", "head"), settings=settings))
+    fine = replace(SGLANG, speculation=replace(EAGLE3, settings=CHAIN | settings))
     assert not diagnose(visit(fine, answers(Asked(0.0, 900, Acceptance(600, 1800, 600))))).findings
 
 
