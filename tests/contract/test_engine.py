@@ -17,8 +17,10 @@ import pytest
 from regen.protocols import Engine
 from regen.records import Completion, EngineInfo, FinishReason, GenerationRequest, Sampling, WorkerId
 from regen.spec import FakeEngineSpec, SpeculationSpec
-from tests.rating_servers import rating_server
-from tests.served.stand import standing
+from tests.served.answers import Answers
+from tests.served.sglang_server import SglangServer
+from tests.served.stand import Server, standing
+from tests.served.vllm_server import VllmServer
 
 T = TypeVar("T")
 SLOTS, MAX_MODEL_LEN = 4, 512
@@ -71,7 +73,12 @@ def server_engine(kind: str) -> Iterator[Engine]:
     from regen.engines.openai import OpenaiEngine
     from regen.spec import EndpointSpec, OpenaiEngineSpec
 
-    with standing(rating_server(kind, fake_spec(), NGRAM)) as stand:
+    answers = Answers(fake_spec(), NGRAM)
+    servers: dict[str, Server] = {
+        "vllm": VllmServer(answers=answers, gives_counts=True),
+        "sglang": SglangServer(answers=answers, algorithm="NGRAM"),
+    }
+    with standing(servers[kind]) as stand:
         endpoint = EndpointSpec(url=stand.url)
         spec = OpenaiEngineSpec(endpoints=[endpoint], slots=SLOTS, max_model_len=MAX_MODEL_LEN)
         yield OpenaiEngine(spec, endpoint, "/models/target", GREEDY, NGRAM)
