@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from regen.engines import openai, served_failures
+from regen.errors import SpecError
 from regen.records import CoordinatorStatus, Phase
 from regen.run.local import LocalCluster
 from regen.run.session import seal_run
@@ -33,8 +35,16 @@ def finish(begun: Begun) -> CoordinatorStatus:
     return status
 
 
-def over_servers(folder: Path, *endpoints: dict[str, Any], **sections: Any) -> tuple[Begun, Path]:
-    engine = {"kind": "openai", "endpoints": list(endpoints), "slots": 8, "max_model_len": 2048}
+def over_servers(
+    folder: Path, *endpoints: dict[str, Any], outage_seconds: float = 120, **sections: Any
+) -> tuple[Begun, Path]:
+    engine = {
+        "kind": "openai",
+        "endpoints": list(endpoints),
+        "slots": 8,
+        "max_model_len": 2048,
+        "outage_seconds": outage_seconds,
+    }
     made = make_spec(folder, rows=30, sampling=SAMPLING)
     raw = made.model_dump(exclude_unset=True) | {"engine": engine, "output": str(folder / "served"), **sections}
     begun = begin_run(type(made).model_validate(raw))
@@ -86,3 +96,28 @@ def test_a_servers_speculation_is_warmed_up_and_watched_as_an_engines_own(tmp_pa
         assert finish(begun).phase is Phase.FINISHED
     seen = [row["observed"]["generations"][0] for row in shard_table(folder).to_pylist()]
     assert sum(one["drafts"] for one in seen) > 0
+
+
+def test_a_server_that_does_not_fit_ends_the_run_with_what_to_change(tmp_path: Path) -> None:
+    server = VllmServer(answers=Answers(FakeEngineSpec.model_validate({**FAKE, "max_model_len": 1024})))
+    with standing(server) as stand:
+        begun, _ = over_servers(tmp_path, {"url": stand.url, "model": "target"})
+        with pytest.raises(SpecError, match="its context is 1024 tokens"):
+            finish(begun)
+    assert server.desk.bodies == []
+
+
+def test_a_server_that_goes_away_and_comes_back_costs_an_engine_and_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openai, "START_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(served_failures, "LONGEST_WAIT_SECONDS", 0.05)
+    refused = Fault(Kind.STATUS, after=20, times=60, status=503, retry_after="0")
+    server = VllmServer(answers=Answers(FakeEngineSpec.model_validate(FAKE)), script=Script(refused))
+    with standing(server) as stand:
+        endpoint = {"url": stand.url, "model": "target"}
+        begun, folder = over_servers(tmp_path, endpoint, outage_seconds=0.1)
+        status = finish(begun)
+    assert status.phase is Phase.FINISHED
+    assert status.tally.slots[0].restarts >= 1
+    assert determined(folder) == in_process(tmp_path)
