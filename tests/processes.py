@@ -76,9 +76,12 @@ def started(
 
 
 def environment() -> dict[str, str]:
-    """The tests' own environment, with the checkout importable from any folder."""
+    """The tests' own environment, with the checkout importable from any folder.
+
+    A process that a fault ends says on stderr what its threads were at.
+    """
     checkout = str(Path(__file__).resolve().parent.parent)
-    return {**os.environ, "PYTHONPATH": checkout, "COLUMNS": "120"}
+    return {**os.environ, "PYTHONPATH": checkout, "COLUMNS": "120", "PYTHONFAULTHANDLER": "1"}
 
 
 def end(process: subprocess.Popen[Any]) -> None:

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from regen.data.plan_rows import from_values
 from regen.data.plan_summary import EXTENSIONS, PLAN_KEY, PlanPart, PlanSummary, extension_key, extension_number
 from regen.errors import JournalDamaged, StoreUnavailable
+from regen.own_thread import open_parquet, read_parquet, read_row_group
 from regen.protocols import Storage
 from regen.records import PlannedRow, PlanStage, Status
 
@@ -247,16 +248,16 @@ class _PartFile:
 
     def decode(self, index: int) -> list[PlannedRow]:
         with self._opened() as file:
-            return [from_values(values) for values in file.read_row_group(index).to_pylist()]
+            return [from_values(values) for values in read_row_group(file, index).to_pylist()]
 
     def read_columns(self, columns: list[str]) -> pa.Table:
         with self._opened() as file:
-            return file.read(columns=columns)
+            return read_parquet(file, columns)
 
     @contextmanager
     def _opened(self) -> Iterator[pq.ParquetFile]:
         try:
-            with self._storage.open(self.part.key) as stream, pq.ParquetFile(stream) as file:
+            with self._storage.open(self.part.key) as stream, open_parquet(stream) as file:
                 yield file
         except KeyError:
             raise JournalDamaged(f"{self.part.key} is missing, and {PLAN_KEY} names it") from None

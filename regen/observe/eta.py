@@ -12,6 +12,7 @@ and what has not happened yet: a stall, a lost replica. Cost: milliseconds, howe
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections import Counter
@@ -28,7 +29,7 @@ _GUESSES = 24
 # Rows that have to end before anything is said, or half of all, if that is less.
 _FEWEST_ENDS = 8
 # The queue's rows begin at so many moments.
-_STARTS = 8
+_STARTS = 12
 _CLOSE, _STRIDE = 0.005, 1.3
 # How far the rate to come may well be off that of the last minutes. Where the longest row is sure to reach its cap,
 # nothing else is open.
@@ -142,7 +143,9 @@ class _Rest:
         self._queue = [(curves[name], rows - runs[name]) for name, rows in left.items() if rows > runs[name]]
         self._slots = slots
         self.full_until, self.full_share = 0.0, 0.0
+        self._pieces: list[tuple[float, float]] = []
         if self._queue:
+            self._pieces = _pieces(slots / sum(rows for _, rows in self._queue))
             longest = self.made(math.inf) / slots
             self.full_share = self._solved_share(longest) if full_share is None else full_share
             self.full_until = self.full_share * longest
@@ -167,8 +170,8 @@ class _Rest:
         made = sum(
             rows * (curve.made(tokens + at) - before) / above for curve, tokens, above, before, rows in self._running
         )
-        for start in self._starts():
-            made += sum(rows * curve.made(at - start) for curve, rows in self._queue) / _STARTS
+        for start, share in self._starts():
+            made += share * sum(rows * curve.made(at - start) for curve, rows in self._queue)
         return made
 
     def _log_ended(self, at: float) -> float:
@@ -178,16 +181,16 @@ class _Rest:
             if (left := curve.above(tokens + at) / above) >= 1:
                 return -math.inf
             total += rows * math.log1p(-left)
-        for start in self._starts():
+        for start, share in self._starts():
             for curve, rows in self._queue:
                 if start >= at or (left := curve.above(at - start)) >= 1:
                     return -math.inf
-                total += rows / _STARTS * math.log1p(-left)
+                total += share * rows * math.log1p(-left)
         return total
 
-    def _starts(self) -> list[float]:
-        """When the queue's rows begin: evenly, as slots become free. An equal share of them at each moment."""
-        return [(place + 0.5) / _STARTS * self.full_until for place in range(_STARTS if self._queue else 0)]
+    def _starts(self) -> list[tuple[float, float]]:
+        """When the queue's rows begin, as slots become free: moments, and the share of them that begins then."""
+        return [(place * self.full_until, share) for place, share in self._pieces]
 
     def _solved_share(self, longest: float) -> float:
         """All slots are busy until what is made by then is what they make in that time."""
@@ -198,6 +201,22 @@ class _Rest:
             is_more = self.made(self.full_until) > self._slots * self.full_until
             low, high = (middle, high) if is_more else (low, middle)
         return high
+
+
+def _pieces(slots_over_rows: float) -> list[tuple[float, float]]:
+    """The queue cut into pieces of (middle, share), as shares of all of it, the smaller the later they begin.
+
+    Rows begin evenly until the queue is empty, and those that begin last decide the end: the last piece is a sixth of
+    what fills the slots once. Of pieces of one size the last would begin long before a long queue is empty.
+    """
+    last = min(1 / _STARTS, slots_over_rows / 6)
+    low, high = 1.0, 1 / last
+    while high - low > 1e-6 * high:
+        growth = (low + high) / 2
+        low, high = (growth, high) if last * sum(growth**place for place in range(_STARTS)) < 1 else (low, growth)
+    shares = [last * high**place for place in reversed(range(_STARTS))]
+    ends = list(itertools.accumulate(shares))
+    return [(end - share / 2, share) for end, share in zip(ends, shares, strict=True)]
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from regen.errors import JournalDamaged, StoreUnavailable
+from regen.own_thread import open_parquet, read_parquet, read_row_group
 from regen.rows import SCHEMA
 from regen.store.layout import JOURNAL, SHARDS
 
@@ -75,7 +76,7 @@ class RowsFile:
         self.where = where
         self._source = io.BytesIO(source) if isinstance(source, bytes) else source
         with naming_damage(where):
-            self._file = pq.ParquetFile(self._source, page_checksum_verification=True)
+            self._file = open_parquet(self._source, check_pages=True)
             found, paths = self._file.schema_arrow, _column_paths(self._file)
             metadata = self._file.metadata.metadata or {}
         if not found.equals(SCHEMA) or paths != _expected_paths():
@@ -104,15 +105,13 @@ class RowsFile:
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
         """The rows, or some top-level columns of them, without the footer's metadata."""
         with naming_damage(self.where):
-            read = self._file.read(columns=None if columns is None else list(columns))
-            return read.replace_schema_metadata(None)
+            return read_parquet(self._file, columns).replace_schema_metadata(None)
 
     def groups(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """One row group after the other: a bounded part in memory. `columns` may be paths into nested ones."""
-        wanted = None if columns is None else list(columns)
         for index in range(self._file.num_row_groups):
             with naming_damage(self.where):
-                group = self._file.read_row_group(index, columns=wanted).replace_schema_metadata(None)
+                group = read_row_group(self._file, index, columns).replace_schema_metadata(None)
             yield group
 
 

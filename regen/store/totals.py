@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from regen.own_thread import group_by
 from regen.records import Acceptance, Label, ReplicaTotals, SourceTotals, Status, Totals
 from regen.store.totals_in_parts import combined, count_parts, trimmed
 
@@ -124,21 +125,21 @@ def _acceptance_of(values: list[Any]) -> Acceptance:
 
 
 def _outcomes(table: pa.Table) -> dict[tuple[str, Status], int]:
-    grouped = table.select(["source", "status"]).group_by(["source", "status"]).aggregate([([], "count_all")])
+    grouped = group_by(table.select(["source", "status"]), "source", "status").aggregate([([], "count_all")])
     columns = (grouped[name].to_pylist() for name in ("source", "status", "count_all"))
     return {(source, Status(status)): rows for source, status, rows in zip(*columns, strict=True)}
 
 
 def _reasons(table: pa.Table) -> dict[tuple[Status, str], int]:
     told = table.select(["status", "reason"]).filter(pc.is_valid(table["reason"]))
-    grouped = told.group_by(["status", "reason"]).aggregate([([], "count_all")])
+    grouped = group_by(told, "status", "reason").aggregate([([], "count_all")])
     columns = (grouped[name].to_pylist() for name in ("status", "reason", "count_all"))
     return {(Status(status), reason): rows for status, reason, rows in zip(*columns, strict=True)}
 
 
 def _replicas(table: pa.Table) -> dict[tuple[int, Status], int]:
     made = pa.table({"replica": pc.struct_field(table["observed"], "replica"), "status": table["status"]})
-    grouped = made.group_by(["replica", "status"]).aggregate([([], "count_all")])
+    grouped = group_by(made, "replica", "status").aggregate([([], "count_all")])
     columns = (grouped[name].to_pylist() for name in ("replica", "status", "count_all"))
     return {(replica, Status(status)): rows for replica, status, rows in zip(*columns, strict=True)}
 
@@ -148,7 +149,7 @@ def _labels(table: pa.Table) -> dict[tuple[str, Label], int]:
     sources = rows["source"].take(pc.list_parent_indices(rows["generations"]))
     labels = pc.struct_field(pc.list_flatten(rows["generations"]), "labels")
     labelled = pa.table({"source": sources.take(pc.list_parent_indices(labels)), "label": pc.list_flatten(labels)})
-    grouped = labelled.group_by(["source", "label"]).aggregate([([], "count_all")])
+    grouped = group_by(labelled, "source", "label").aggregate([([], "count_all")])
     columns = (grouped[name].to_pylist() for name in ("source", "label", "count_all"))
     return {(source, Label(label)): turns for source, label, turns in zip(*columns, strict=True)}
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from regen.length_buckets import COUNT, lowest
+from regen.own_thread import group_by
 from regen.records import Acceptance, ReplicaTotals, SourceTotals, Status
 
 K = TypeVar("K")
@@ -86,9 +87,11 @@ def _by_source(rows: _Rows) -> dict[str, SourceTotals]:
 
 def _lengths_by_source(rows: _Rows) -> dict[str, tuple[int, ...]]:
     """Rows by their output tokens; rows without any generation are in no bucket."""
-    by_row = pa.table({"row": rows.row_of, "tokens": rows.output_tokens}).group_by("row").aggregate([("tokens", "sum")])
+    by_row = group_by(pa.table({"row": rows.row_of, "tokens": rows.output_tokens}), "row").aggregate(
+        [("tokens", "sum")]
+    )
     flat = {"source": rows.source.take(_whole(by_row["row"])), "bucket": _buckets(_whole(by_row["tokens_sum"]))}
-    grouped = pa.table(flat).group_by(["source", "bucket"]).aggregate([([], "count_all")])
+    grouped = group_by(pa.table(flat), "source", "bucket").aggregate([([], "count_all")])
     counts: dict[str, list[int]] = {}
     for source, bucket, count in _lines(grouped, "source", "bucket", "count_all"):
         counts.setdefault(source, [0] * COUNT)[bucket] += count
@@ -167,7 +170,7 @@ def _acceptance_by(
         keys, seen = keys.filter(which), seen.filter(which)
     names = ("drafts", "drafted", "accepted")
     flat = {"key": keys, **{name: pc.struct_field(seen, name) for name in names}}
-    grouped = pa.table(flat).group_by("key").aggregate([(name, "sum") for name in names])
+    grouped = group_by(pa.table(flat), "key").aggregate([(name, "sum") for name in names])
     by_position = _steps_by_position(keys, pc.struct_field(seen, "accepted_by_position"))
     return {
         key: Acceptance(drafts or 0, drafted or 0, accepted or 0, by_position.get(key, ()))
@@ -178,7 +181,7 @@ def _acceptance_by(
 def _steps_by_position(keys: pa.Array[Any], lists: pa.Array[Any]) -> dict[Any, tuple[int, ...]]:
     parent_of = pc.cast(pc.list_parent_indices(lists), pa.int64())
     flat = {"key": keys.take(parent_of), "place": _place_in_list(lists, parent_of), "steps": pc.list_flatten(lists)}
-    grouped = pa.table(flat).group_by(["key", "place"]).aggregate([("steps", "sum")]).sort_by("place")
+    grouped = group_by(pa.table(flat), "key", "place").aggregate([("steps", "sum")]).sort_by("place")
     steps: dict[Any, list[int]] = {}
     for key, count in _lines(grouped, "key", "steps_sum"):  # every place below the longest list's occurs
         steps.setdefault(key, []).append(count)
@@ -188,7 +191,7 @@ def _steps_by_position(keys: pa.Array[Any], lists: pa.Array[Any]) -> dict[Any, t
 def _tokens_by(keys: pa.Array[Any], rows: _Rows) -> dict[Any, tuple[int, int, int]]:
     """By key of the row: prompt tokens, output tokens, generations."""
     flat = {"key": keys.take(rows.row_of), "prompt": rows.prompt_tokens, "output": rows.output_tokens}
-    grouped = pa.table(flat).group_by("key").aggregate([("prompt", "sum"), ("output", "sum"), ([], "count_all")])
+    grouped = group_by(pa.table(flat), "key").aggregate([("prompt", "sum"), ("output", "sum"), ([], "count_all")])
     return {key: tuple(counts) for key, *counts in _lines(grouped, "key", "prompt_sum", "output_sum", "count_all")}
 
 

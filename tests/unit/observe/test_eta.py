@@ -351,6 +351,18 @@ def test_a_long_queue_costs_no_more_than_a_short_one() -> None:
     assert looks[1] < 30_000
 
 
+@pytest.mark.parametrize("left", [2_000, 20_000, 200_000])
+def test_a_long_queue_is_its_tokens_over_the_rate_and_the_last_rows(left: int) -> None:
+    """Lengths from 500 to 1,500, so nearly nothing is tail: a queue cut too coarsely said 5 % too little."""
+    estimator = Estimator({"a": Group(1_500)})
+    for tokens in range(500, 1_500):
+        estimator.row_finished("a", tokens)
+    for second in range(0, 61, 5):
+        estimator.beat(Beat(second, second * 256 * 30, 256, 256))
+    bulk_seconds = left * 1_000 / (256 * 30)
+    assert bulk_seconds <= mid(estimator.estimate(60.0, {"a": left}, [])) <= 1.01 * bulk_seconds + 1_500 / 30
+
+
 # --- how engines tell of tokens ------------------------------------------------------------------
 
 
@@ -392,6 +404,19 @@ def test_engines_that_start_are_not_stalled_and_those_that_never_answer_are() ->
         estimator.beat(Beat(second, 0, 4, 4))
     assert estimator.estimate(355.0, {"a": 9}, []).state is EtaState.WARMING
     assert estimator.estimate(366.0, {"a": 9}, []) == Eta(EtaState.STALLED)
+
+
+def test_engines_that_start_again_are_not_stalled_and_have_their_time_for_a_first_token() -> None:
+    """A calibration starts them for each of its arms, and a large model takes a quarter of an hour to load."""
+    speed = Speed(60.0)
+    for second in range(120):
+        speed.add(Beat(second, 500 * second, 8, 8))
+    for second in range(120, 1000):
+        speed.add(Beat(second, 500 * 119, 0, 0))
+        assert not speed.is_stalled(second)
+    for second in range(1000, 1062):
+        speed.add(Beat(second, 500 * 119, 8, 8))
+        assert speed.is_stalled(second) == (second > 1060)
 
 
 def test_slots_to_come_count() -> None:
