@@ -72,6 +72,9 @@ SPECULATION_POLICY = ("gate", "guard", "calibrate", "warmup", "calibration")
 AWS_ENDPOINT = "aws"
 _ENDPOINT = re.compile(r"^https?://[^/\s@]+(?:/[^\s@]*)?$")
 
+_SERVER = re.compile(r"^\s*https?://[^/\s@?#]+(?:/[^\s@?#]*)?\s*$")
+_VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+
 # Settings of engines' speculation that change what is sampled, and the values of them that do not. vLLM's names, of
 # this and of earlier versions, and SGLang's.
 LOSSY_SPECULATION_ARGS: dict[str, tuple[object, ...]] = {
@@ -164,7 +167,7 @@ class _EngineCommon(_Strict):
 class VllmEngineSpec(_EngineCommon):
     """vLLM inside a Ray actor, one per replica."""
 
-    kind: Literal["vllm"] = Field("vllm", description="vllm, or fake for trying regen itself without a model.")
+    kind: Literal["vllm"] = Field("vllm", description="vllm; openai: servers; fake: without a model.")
     gpus_per_replica: float = Field(0, ge=0, description="GPUs that Ray reserves for each replica. 0: the CPU engine.")
     cpus_per_replica: float = Field(1, ge=0, description="CPUs that Ray reserves for each replica.")
     args: dict[str, Any] = Field(
@@ -302,7 +305,70 @@ class FakeEngineSpec(_EngineCommon):
         return self
 
 
-EngineSpec = Annotated[VllmEngineSpec | FakeEngineSpec, Field(discriminator="kind")]
+class EndpointSpec(_Strict):
+    """One server that somebody else runs: one replica."""
+
+    url: str = Field(description="http://HOST:PORT, with or without /v1. No name, password or query in it.")
+    api_key_env: str | None = Field(
+        None, description="The environment variable with the server's key, on every node. The key stands nowhere else."
+    )
+    model: str | None = Field(None, description="The name it serves the target under. null: target.model, or its path.")
+    slots: int | None = Field(None, ge=1, description="Requests sent to it at once. null: engine.slots.")
+    server: Literal["auto", "vllm", "sglang", "other"] = Field("auto", description="Whose it is. auto: by its answers.")
+    version: str | None = Field(None, description="Its version, or how that begins. null: any, recorded per row.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _holds_no_secret(cls, data: Any) -> Any:
+        """Before the fields' own checks: those print what they found."""
+        if not isinstance(data, dict):
+            return data
+        if isinstance(url := data.get("url"), str) and not _SERVER.match(url):
+            raise ValueError("url: http://HOST:PORT is wanted, without a name, password or query in it")
+        if isinstance(name := data.get("api_key_env"), str) and not _VARIABLE.match(name):
+            raise ValueError("api_key_env: it is the name of an environment variable (letters, digits, _), not the key")
+        return data
+
+
+class OpenaiEngineSpec(_EngineCommon):
+    """Servers that somebody else runs: each endpoint is one replica."""
+
+    kind: Literal["openai"] = Field("openai", description="Servers with OpenAI's interface.")
+    replicas: int = Field(1, ge=1, description="As many as endpoints: leave it out.")
+    cpus_per_replica: float = Field(0, ge=0, description="CPUs that Ray reserves for each replica.")
+    endpoints: list[EndpointSpec] = Field(min_length=1, description="The servers.")
+    ids: Literal["exact", "retokenised"] = Field(
+        "exact",
+        description="exact: only servers that give the sampled ids. retokenised: of others, the text's ids, where they"
+        " give the text back and are as many as the server counted; other answers fail.",
+    )
+    token_timeout_seconds: float = Field(300, gt=0, description="No new token for so long: the request is sent again.")
+    outage_seconds: float = Field(
+        120, gt=0, description="No answer and no token from a server for so long while it fails: it counts as gone."
+    )
+    request_attempts: int = Field(5, ge=1, description="How often one request is sent before its row's attempt fails.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_replica_each(cls, data: Any) -> Any:
+        endpoints = data.get("endpoints") if isinstance(data, dict) else None
+        if not isinstance(endpoints, list) or not endpoints:
+            return data
+        if data.get("replicas", len(endpoints)) != len(endpoints):
+            raise ValueError(f"replicas conflicts with endpoints, which are {len(endpoints)}: leave it out")
+        return {**data, "replicas": len(endpoints)}
+
+    @model_validator(mode="after")
+    def _gives_up_on_the_request_first(self) -> OpenaiEngineSpec:
+        if self.token_timeout_seconds >= self.stall_timeout_seconds:
+            raise ValueError(
+                f"token_timeout_seconds ({self.token_timeout_seconds:g}) must be below stall_timeout_seconds"
+                f" ({self.stall_timeout_seconds:g}): the request is sent again before the replica is given up"
+            )
+        return self
+
+
+EngineSpec = Annotated[VllmEngineSpec | FakeEngineSpec | OpenaiEngineSpec, Field(discriminator="kind")]
 
 
 class ExpectedAcceptance(_Strict):
@@ -732,9 +798,25 @@ class RunSpec(_Strict):
                     f" prompt within engine.max_model_len ({self.engine.max_model_len})"
                 )
         _check_ports(self.metrics, self.engine.replicas)
+        if isinstance(self.engine, OpenaiEngineSpec):
+            _check_of_servers(self.speculation, self.engine)
         if self.store is not None and not self.output.startswith("s3://"):
             raise ValueError(f"store: it says how S3 is reached, and output is {self.output!r}; leave it out")
         return self
+
+
+def _check_of_servers(speculation: SpeculationSpec | None, engine: OpenaiEngineSpec) -> None:
+    """A server's speculation is its own: it is watched, and cannot be switched from here."""
+    if speculation is None:
+        return
+    if speculation.calibrate != "off":
+        raise ValueError("speculation.calibrate must be off with engine.kind openai: a server keeps its own setting")
+    for name in ("gate", "guard"):
+        if getattr(speculation, name) == "disable":
+            raise ValueError(
+                f"speculation.{name} cannot be `disable` with engine.kind openai: a server's speculation cannot be"
+                " switched off from here. Set it to fail or warn"
+            )
 
 
 def _check_ports(metrics: MetricsSpec, replicas: int) -> None:
@@ -853,6 +935,8 @@ def output_shaping(spec: RunSpec) -> dict[str, Any]:
         kept["engine"]["args"] = {
             name: value for name, value in spec.engine.args.items() if name not in _FREE_VLLM_ARGS
         }
+    elif isinstance(spec.engine, OpenaiEngineSpec):
+        kept["engine"]["ids"] = spec.engine.ids
     else:
         kept["engine"].update({name: engine[name] for name in _SHAPING_FAKE_FIELDS})
     if lossy := _lossy_speculation(spec):
@@ -880,7 +964,7 @@ def _flatten(value: Any, path: str) -> list[tuple[str, Any]]:
 
 
 def _dotted(location: tuple[int | str, ...]) -> str:
-    parts = [str(part) for part in location if part not in ("vllm", "fake")]
+    parts = [str(part) for part in location if part not in ("vllm", "fake", "openai")]
     return ".".join(parts) or "(the whole spec)"
 
 

@@ -194,6 +194,12 @@ class TokenizerTemplate:
         with self._turn:
             return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
+    def ids_of_text(self, text: str) -> tuple[int, ...] | None:
+        """The ids of a text that holds no special token, where they give just this text back; else None."""
+        with self._turn:
+            ids = tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        return ids if self.decode(ids) == text else None
+
     @property
     def tokenizer(self) -> Any:
         """The tokenizer itself, for what reads answers with it. It must not be changed."""

@@ -7,7 +7,8 @@ and nothing that the server says can raise anything but ServerUnavailable. aioht
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -103,11 +104,31 @@ class Reply:
         return value if isinstance(value, dict) else {}
 
 
+@dataclass(frozen=True, slots=True)
+class OpenReply:
+    """An answer whose body is still to come. `retry_after` is the header as it was sent."""
+
+    status: int
+    retry_after: str | None
+    where: str
+    response: aiohttp.ClientResponse
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """As they arrive."""
+        return self.response.content.iter_any()
+
+    async def whole(self) -> Reply:
+        """The rest of it. Raises ServerUnavailable if it is too large."""
+        return Reply(self.status, await _bounded(self.response, self.where))
+
+
 class Connection:
     """Requests to one server. Use as an async context manager; the key goes into a header and nowhere else."""
 
-    def __init__(self, url: str, api_key: str | None = None) -> None:
+    def __init__(self, url: str, api_key: str | None = None, connections: int = 100) -> None:
+        """At most so many `connections` at once; they are kept open between requests."""
         self.url = url
+        self._connections = connections
         self._api_key = api_key
         self._session: aiohttp.ClientSession | None = None
 
@@ -117,7 +138,8 @@ class Connection:
         headers = {"Accept-Encoding": "identity"}
         if self._api_key is not None:
             headers["Authorization"] = f"Bearer {self._api_key}"
-        self._session = aiohttp.ClientSession(headers=headers, auto_decompress=False)
+        connector = aiohttp.TCPConnector(limit=self._connections)
+        self._session = aiohttp.ClientSession(headers=headers, auto_decompress=False, connector=connector)
         return self
 
     async def __aexit__(
@@ -133,6 +155,26 @@ class Connection:
     async def post(self, path: str, body: object, seconds: float) -> Reply:
         """As `get`, with a JSON body."""
         return await self._ask("POST", path, body, seconds)
+
+    @asynccontextmanager
+    async def stream(self, path: str, body: object) -> AsyncIterator[OpenReply]:
+        """A POST whose answer is read as it comes. Nothing bounds its time: the caller does, by what arrives.
+
+        Leaving the block before the end closes the connection (aiohttp keeps none that is half read): the server then
+        ends the request. Raises ServerUnavailable.
+        """
+        import aiohttp
+
+        assert self._session is not None, "not opened"
+        where = f"POST {self.url}{path}"
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+        try:
+            async with self._session.post(
+                self.url + path, json=body, timeout=timeout, allow_redirects=False
+            ) as response:
+                yield OpenReply(response.status, response.headers.get("Retry-After"), where, response)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ServerUnavailable(f"{where}: {self.shown(error) or type(error).__name__}") from error
 
     def shown(self, value: object) -> str:
         """What the server said, for people: without the key, should it have sent that back."""

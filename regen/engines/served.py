@@ -82,7 +82,7 @@ def _require_entry(connection: Connection, reply: Reply) -> None:
     if reply.status in _AUTHENTICATION:
         raise SpecError(
             f"{connection.url} refuses us (status {reply.status}): put its key into an environment variable and name"
-            " that with --api-key-env"
+            " that with --api-key-env (in a spec: api_key_env)"
         )
     if not reply.is_ok or not isinstance(reply.fields().get("data"), list):
         raise ServerUnavailable(
@@ -118,7 +118,7 @@ def _chosen(cards: list[_Card], model: str | None, connection: Connection) -> _C
         if card.name == model:
             return card
     names = connection.shown(", ".join(card.name for card in cards))
-    raise SpecError(f"--model {model!r} is not served at {connection.url}: it has {names}")
+    raise SpecError(f"the model {model!r} is not served at {connection.url}: it has {names}")
 
 
 def _kind(card: _Card, info: dict[str, Any]) -> ServerKind:

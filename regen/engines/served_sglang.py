@@ -83,7 +83,7 @@ class SglangServer:
         return Asked(
             temperature,
             output_tokens=whole(meta.get("completion_tokens")),
-            acceptance=_of_request(meta),
+            acceptance=of_meta_info(meta),
             rank=None if rank is None else str(rank),
             said_accept_length=finite(meta.get("spec_accept_length")),
         )
@@ -107,6 +107,14 @@ class SglangServer:
         return await self._connection.post("/generate", {"text": text, "sampling_params": sampling}, seconds)
 
 
+async def streams_new_ids_only(connection: Connection) -> bool:
+    """Whether its streams hold new ids only: else each event has all so far. Its arguments say so, by two names."""
+    for path in ("/server_info", "/get_server_info"):
+        if info := (await connection.get(path, READ_SECONDS)).fields():
+            return any(info.get(name) is True for name in ("incremental_streaming_output", "stream_output"))
+    return False
+
+
 def _meta_info(reply: Reply, route: Route) -> dict[str, Any]:
     fields = reply.fields()
     if route is Route.CHAT:
@@ -116,7 +124,8 @@ def _meta_info(reply: Reply, route: Route) -> dict[str, Any]:
     return meta if isinstance(meta, dict) else {}
 
 
-def _of_request(meta: Mapping[str, Any]) -> Acceptance | None:
+def of_meta_info(meta: Mapping[str, Any]) -> Acceptance | None:
+    """The counters of one request."""
     return acceptance(
         meta.get(_VERIFICATIONS), _first(meta, _ACCEPTED), _first(meta, _DRAFTED), _first(meta, _HISTOGRAM)
     )

@@ -66,7 +66,7 @@ class VllmServer:
         fields = reply.fields()
         if not reply.is_ok or not isinstance(fields.get("choices"), list):
             return Asked(temperature, error=f"status {reply.status}: {self._connection.shown(_message(reply))}")
-        return Asked(temperature, _output_tokens(fields), _of_request(fields))
+        return Asked(temperature, _output_tokens(fields), of_request(fields))
 
     async def probes(self) -> tuple[Probe, ...]:
         """One request each, for real: vLLM refuses them while speculation is on, and takes them otherwise."""
@@ -129,7 +129,8 @@ def _output_tokens(fields: dict[str, Any]) -> int | None:
     return whole(usage.get("completion_tokens")) if isinstance(usage, dict) else None
 
 
-def _of_request(fields: dict[str, Any]) -> Acceptance | None:
+def of_request(fields: Mapping[str, Any]) -> Acceptance | None:
+    """The counters of one request, where the server was started with per_request_spec_decode_metrics."""
     metrics = fields.get("metrics")
     said = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
     if not isinstance(said, dict):

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from regen.data.profiles import AnswerFormat
+from regen.data.sampling import effective_sampling
 from regen.data.target import resolve_target
 from regen.data.template import TokenizerTemplate, load_template
 from regen.engines.fake import FakeEngine
+from regen.engines.openai import OpenaiEngine
 from regen.observe.process_metrics import serve_process_metrics
 from regen.protocols import AnswerParser, Engine
 from regen.run.draft_folder import make_draft_folder
 from regen.run.setup import Purpose, WorkerSetup
 from regen.run.worker import Exchange, Served, Worker
-from regen.spec import FakeEngineSpec, SpeculationSpec
+from regen.spec import FakeEngineSpec, OpenaiEngineSpec, SpeculationSpec
 
 
 def build_engine(setup: WorkerSetup) -> Engine:
@@ -24,6 +27,8 @@ def build_engine(setup: WorkerSetup) -> Engine:
     keeps_steps = setup.run.purpose is Purpose.PILOT
     if isinstance(spec.engine, FakeEngineSpec):
         return FakeEngine(spec.engine, speculation, setup.worker, keeps_steps)
+    if isinstance(spec.engine, OpenaiEngineSpec):
+        return _served_engine(spec.engine, setup)
     from regen.engines.vllm import VllmEngine  # vLLM is not installed where only planning is done
 
     return VllmEngine(
@@ -35,6 +40,24 @@ def build_engine(setup: WorkerSetup) -> Engine:
         draft_folder=_draft_folder(speculation, setup),
         keeps_steps=keeps_steps,
     )
+
+
+def _served_engine(engine: OpenaiEngineSpec, setup: WorkerSetup) -> Engine:
+    """The server of this slot: each endpoint is one."""
+    spec = setup.run.spec
+    return OpenaiEngine(
+        spec=engine,
+        endpoint=engine.endpoints[setup.worker.slot],
+        target=spec.target.model,
+        sampling=effective_sampling(spec.sampling, setup.generation_config, setup.eos_token_ids, "", {}),
+        speculation=setup.assignment.speculation,
+        retokenise=_template(setup).ids_of_text if engine.ids == "retokenised" else None,
+        say=partial(_say, setup.worker.slot),
+    )
+
+
+def _say(slot: int, line: str) -> None:
+    print(f"replica {slot}: {line}", file=sys.stderr, flush=True)
 
 
 def _target_folder(setup: WorkerSetup) -> Path:
@@ -52,15 +75,19 @@ def _draft_folder(speculation: SpeculationSpec | None, setup: WorkerSetup) -> Ca
 
 def build_worker(setup: WorkerSetup, exchange: Exchange) -> Worker:
     """A worker ready to `run`. Loads the tokenizer (a second or so)."""
+    template = _template(setup)
+    make_parser = partial(build_parser, setup.answers, template)
+    return Worker(setup, build_engine(setup), template, exchange, make_parser, _own_metrics(setup))
+
+
+def _template(setup: WorkerSetup) -> TokenizerTemplate:
     spec, target = setup.run.spec, setup.run.spec.target
-    template = load_template(
+    return load_template(
         _target_folder(setup),
         target.trust_remote_code,
         target.template_kwargs,
         control_as_text=spec.policies.control_tokens == "text",
     )
-    make_parser = partial(build_parser, setup.answers, template)
-    return Worker(setup, build_engine(setup), template, exchange, make_parser, _own_metrics(setup))
 
 
 def _own_metrics(setup: WorkerSetup) -> Callable[[], Served] | None:

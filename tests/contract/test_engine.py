@@ -1,4 +1,4 @@
-"""One contract for every engine: what `protocols.Engine` promises, on the fake engine and on real vLLM.
+"""One contract for every engine: `protocols.Engine` on the fake engine, over stand-in servers, and on real vLLM.
 
 The vLLM engine is started once for all tests (tens of seconds), on the event loop that they share.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,9 +16,15 @@ import pytest
 
 from regen.protocols import Engine
 from regen.records import Completion, EngineInfo, FinishReason, GenerationRequest, Sampling, WorkerId
+from regen.spec import FakeEngineSpec, SpeculationSpec
+from tests.served.answers import Answers
+from tests.served.sglang_server import SglangServer
+from tests.served.stand import Server, standing
+from tests.served.vllm_server import VllmServer
 
 T = TypeVar("T")
 SLOTS, MAX_MODEL_LEN = 4, 512
+NGRAM = SpeculationSpec(method="ngram", num_tokens=3)
 GREEDY = Sampling(
     max_tokens=24,
     temperature=0.0,
@@ -41,6 +48,7 @@ class Started:
     loop: asyncio.AbstractEventLoop
     prompt: tuple[int, ...]
     end_token_id: int
+    is_real: bool = False
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(asyncio.wait_for(work, 120))
@@ -49,17 +57,36 @@ class Started:
         return self.wait(self.engine.generate(request, lambda count: None))
 
 
+def fake_spec() -> FakeEngineSpec:
+    return FakeEngineSpec(slots=SLOTS, max_model_len=MAX_MODEL_LEN, answer_tokens=300, answer_spread=0, end_token_id=2)
+
+
 def fake_engine() -> Engine:
     from regen.engines.fake import FakeEngine
-    from regen.spec import FakeEngineSpec, SpeculationSpec
 
-    spec = FakeEngineSpec(slots=SLOTS, max_model_len=MAX_MODEL_LEN, answer_tokens=300, answer_spread=0, end_token_id=2)
-    return FakeEngine(spec, SpeculationSpec(method="ngram", num_tokens=3), WorkerId(0, 0))
+    return FakeEngine(fake_spec(), NGRAM, WorkerId(0, 0))
+
+
+@contextmanager
+def server_engine(kind: str) -> Iterator[Engine]:
+    """A stand-in server that answers as the fake engine does, and the engine that asks it."""
+    from regen.engines.openai import OpenaiEngine
+    from regen.spec import EndpointSpec, OpenaiEngineSpec
+
+    answers = Answers(fake_spec(), NGRAM)
+    servers: dict[str, Server] = {
+        "vllm": VllmServer(answers=answers, gives_counts=True),
+        "sglang": SglangServer(answers=answers, algorithm="NGRAM"),
+    }
+    with standing(servers[kind]) as stand:
+        endpoint = EndpointSpec(url=stand.url)
+        spec = OpenaiEngineSpec(endpoints=[endpoint], slots=SLOTS, max_model_len=MAX_MODEL_LEN)
+        yield OpenaiEngine(spec, endpoint, "/models/target", GREEDY, NGRAM)
 
 
 def vllm_engine(model: Path) -> Engine:
     from regen.engines.vllm import VllmEngine
-    from regen.spec import SpeculationSpec, VllmEngineSpec
+    from regen.spec import VllmEngineSpec
 
     spec = VllmEngineSpec(
         slots=SLOTS, max_model_len=MAX_MODEL_LEN, args={"enforce_eager": True, "kv_cache_memory_bytes": 2**28}
@@ -68,18 +95,27 @@ def vllm_engine(model: Path) -> Engine:
     return VllmEngine(str(model), None, False, spec, SpeculationSpec(method="ngram", num_tokens=3, args=lookup))
 
 
-@pytest.fixture(scope="module", params=["fake", pytest.param("vllm", marks=pytest.mark.engine)])
+KINDS = ["fake", "vllm-server", "sglang-server", pytest.param("vllm", marks=pytest.mark.engine)]
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def started(request: pytest.FixtureRequest) -> Iterator[Started]:
-    loop = asyncio.new_event_loop()
-    prompt: tuple[int, ...]
-    if request.param == "vllm":
+    if request.param.endswith("-server"):
+        with server_engine(request.param.removesuffix("-server")) as engine:
+            yield from _started(engine, (5, 6, 7), is_real=False)
+    elif request.param == "vllm":
         model = request.getfixturevalue("smollm2")
-        engine, prompt = vllm_engine(model), _rendered(model, "Repeat: one two three, one two three, one two three.")
+        prompt = _rendered(model, "Repeat: one two three, one two three, one two three.")
+        yield from _started(vllm_engine(model), prompt, is_real=True)
     else:
-        engine, prompt = fake_engine(), (5, 6, 7)
+        yield from _started(fake_engine(), (5, 6, 7), is_real=False)
+
+
+def _started(engine: Engine, prompt: tuple[int, ...], is_real: bool) -> Iterator[Started]:
+    loop = asyncio.new_event_loop()
     try:
         info = loop.run_until_complete(engine.start())
-        yield Started(engine, info, loop, prompt, end_token_id=2)
+        yield Started(engine, info, loop, prompt, end_token_id=2, is_real=is_real)
     finally:
         loop.run_until_complete(engine.close())
         loop.run_until_complete(engine.close())
@@ -200,7 +236,7 @@ def test_greedy_answers_are_the_targets_own_beside_sampled_ones(started: Started
 
 
 def test_sampled_answers_are_likely_ones(started: Started) -> None:
-    if started.info.engine == "fake":
+    if not started.is_real:
         pytest.skip("the fake model draws sampled answers that have nothing to do with its greedy ones")
     sampling = replace(GREEDY, temperature=1.0, top_k=5)
     for seed in range(3):

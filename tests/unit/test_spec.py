@@ -45,7 +45,7 @@ def refusal(**changes: Any) -> str:
         ({"target": {"model": "m", "nodel": "x"}}, "spec.yaml: target.nodel: unknown key"),
         ({"sampling": {}}, "spec.yaml: sampling.max_tokens: is missing"),
         ({"engine": {"kind": "vllm", "slots": "many"}}, "spec.yaml: engine.slots: "),
-        ({"engine": {"kind": "sglang"}}, "spec.yaml: engine: kind: 'sglang' is none of 'vllm', 'fake'"),
+        ({"engine": {"kind": "sglang"}}, "spec.yaml: engine: kind: 'sglang' is none of 'vllm', 'fake', 'openai'"),
         ({"sources": [{"name": "a", "path": "x"}, {"name": "a", "path": "y"}]}, "the name 'a' is used twice"),
         ({"speculation": {"method": "eagle3", "num_tokens": 3}}, "draft is missing: method 'eagle3' needs one"),
         (
@@ -82,6 +82,59 @@ def refusal(**changes: Any) -> str:
 )
 def test_a_bad_key_is_named_by_its_path(changes: dict[str, Any], said: str) -> None:
     assert said in refusal(**changes)
+
+
+def servers(**changes: Any) -> dict[str, Any]:
+    return {"kind": "openai", "endpoints": [{"url": "http://h:1"}, {"url": "https://g/x/v1"}], **changes}
+
+
+def test_each_endpoint_is_one_replica_and_the_spec_survives_its_own_yaml() -> None:
+    spec = parse_spec(raw(engine=servers()), origin="x")
+    assert spec.engine.replicas == 2
+    assert parse_spec(yaml.safe_load(dump_spec(spec)), origin="y") == spec
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"engine": servers(endpoints=[])}, "engine.endpoints: "),
+        ({"engine": servers(replicas=3)}, "replicas conflicts with endpoints, which are 2"),
+        ({"engine": servers(token_timeout_seconds=600)}, "token_timeout_seconds (600) must be below"),
+        ({"engine": servers(endpoints=[{"url": "h:1"}])}, "engine.endpoints.0: url: http://HOST:PORT is wanted"),
+        (
+            {"engine": servers(), "speculation": {"method": "ngram", "num_tokens": 3}},
+            "speculation.calibrate must be off with engine.kind openai",
+        ),
+        (
+            {"engine": servers(), "speculation": {"method": "ngram", "num_tokens": 3, "calibrate": "off"}},
+            "speculation.guard cannot be `disable` with engine.kind openai",
+        ),
+    ],
+)
+def test_what_servers_cannot_do_is_refused(changes: dict[str, Any], said: str) -> None:
+    assert said in refusal(**changes)
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        {"url": "http://user:S3CRET@h:1"},
+        {"url": "http://h:1?key=S3CRET"},
+        {"url": "http://h:1#S3CRET"},
+        {"url": "http://h:1", "api_key_env": "sk-S3CRET"},
+        {"url": "http://h:1", "api_key_env": "S3CRET in words"},
+    ],
+)
+def test_a_secret_in_a_spec_is_refused_unprinted(endpoint: dict[str, Any]) -> None:
+    said = refusal(engine=servers(endpoints=[endpoint]))
+    assert "engine.endpoints.0: " in said
+    assert "S3CRET" not in said
+
+
+def test_servers_may_change_between_sessions_and_where_ids_come_from_may_not() -> None:
+    moved = servers(endpoints=[{"url": "http://other:1", "api_key_env": "KEY", "model": "m"}], slots=9)
+    assert shaped(engine=moved) == shaped(engine=servers())
+    assert shaped(engine=servers(ids="retokenised")) != shaped(engine=servers())
 
 
 def test_every_bad_key_is_named_at_once() -> None:

@@ -1,0 +1,352 @@
+"""A server that somebody else runs, as an engine: vLLM's, SGLang's, or another with OpenAI's interface.
+
+Guarantees: the prompt's ids are sent as given; ids come back from the server, or, where the spec allows it, from its
+text (`ids: retokenised`), and otherwise the answer fails; every sampling field is sent, and one that this server would
+drop refuses the row; the key comes from the environment and goes into a header only. A request that the server fails
+for a moment is sent again with growing waits, or when the server wants it. A request's time is bounded by new tokens,
+never in total. Cancelling one closes its connection, upon which the server ends it.
+
+Costs: one connection per slot, one `/metrics` every few seconds. Starting it asks the server for one token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from regen.engines.event_lines import EventLines
+from regen.engines.http import Connection, OpenReply, Reply, server_url
+from regen.engines.openai_answers import AnswerStream, StreamedAnswer, answer_stream, scores
+from regen.engines.openai_bodies import GENERATE_PATH, generation_body, not_taken, score_body
+from regen.engines.openai_facts import disagreements, draft_of, losses, speculates
+from regen.engines.served import ServedModel, recognise
+from regen.engines.served_failures import Blame, Failure, RequestFailed, SignsOfLife, of_status, wait_seconds
+from regen.engines.served_sglang import streams_new_ids_only
+from regen.engines.served_totals import ServerTotals
+from regen.errors import EngineDied, RowFailed, RowRefused, ServerUnavailable, SpecError
+from regen.records import (
+    Acceptance,
+    Completion,
+    EngineCounters,
+    EngineInfo,
+    FinishReason,
+    GenerationRequest,
+    Sampling,
+    Stage,
+    TokenScore,
+)
+from regen.served import ServerFacts, ServerKind
+from regen.spec import EndpointSpec, OpenaiEngineSpec, SpeculationSpec
+
+START_RETRY_SECONDS = 2.0
+_CONNECTIONS_TO_SPARE = 4
+
+# Text to the ids that give it back exactly, or None.
+Retokenise = Callable[[str], tuple[int, ...] | None]
+
+
+class OpenaiEngine:
+    """`protocols.Engine` over one endpoint."""
+
+    def __init__(
+        self,
+        spec: OpenaiEngineSpec,
+        endpoint: EndpointSpec,
+        target: str,
+        sampling: Sampling,
+        speculation: SpeculationSpec | None,
+        retokenise: Retokenise | None = None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """`sampling` is what most rows are sampled with: refused at the start, where the server would drop of it.
+
+        `retokenise` is only for `ids: retokenised`. `say` gets the one statement of what is lost with this server.
+        """
+        self._spec, self._endpoint, self._target = spec, endpoint, target
+        self._sampling, self._speculation, self._retokenise = sampling, speculation, retokenise
+        self._say = say
+        self._slots = endpoint.slots or spec.slots
+        self._connection: Connection | None = None
+        self._served: ServedModel | None = None
+        self._totals = ServerTotals()
+        self._is_incremental = False
+        self._life = SignsOfLife(spec.outage_seconds)
+        self._draw = random.Random()
+
+    async def start(self) -> EngineInfo:
+        """Waits for a server that does not answer yet. Raises SpecError where waiting does not help."""
+        if self._connection is None:
+            connections = self._slots + _CONNECTIONS_TO_SPARE
+            self._connection = Connection(server_url(self._endpoint.url), self._key(), connections)
+            await self._connection.__aenter__()
+        said = ""
+        while True:
+            try:
+                return await self._start(self._connection)
+            except ServerUnavailable as error:
+                unavailable = str(error)
+            if unavailable != said:
+                self._say(f"waiting for {self._connection.url}: {unavailable}")
+            said = unavailable
+            await asyncio.sleep(START_RETRY_SECONDS)
+
+    async def generate(self, request: GenerationRequest, on_tokens: Callable[[int], None]) -> Completion:
+        if dropped := self._not_taken(request.sampling):
+            raise RowRefused(Stage.GENERATE, "sampling_not_taken", dropped)
+        asked_at, tries = time.monotonic(), 0
+        while True:
+            try:
+                answer, began_at, first_at = await self._answer(request, on_tokens)
+                return self._completion(request, answer, (asked_at, began_at, first_at, time.monotonic()))
+            except RequestFailed as error:
+                failure = error.failure
+            tries += 1
+            self._raise_if_final(failure, tries)
+            await asyncio.sleep(wait_seconds(tries, failure, self._draw.random()))
+
+    async def score(self, prompt_token_ids: tuple[int, ...], token_ids: tuple[int, ...]) -> tuple[TokenScore, ...]:
+        connection, facts = self._ready()
+        if facts.kind is ServerKind.OTHER:
+            raise RowFailed("scores_not_given", f"{connection.url} is of a kind that cannot rate tokens")
+        body = score_body(facts.kind, facts.model, [*prompt_token_ids, *token_ids])
+        path = GENERATE_PATH[facts.kind]
+        tries = 0
+        while True:
+            try:
+                reply = await connection.post(path, body, self._spec.token_timeout_seconds)
+                self._require_ok(reply.status, reply, None)
+                return scores(facts.kind, reply.fields(), token_ids)
+            except ServerUnavailable as error:
+                failure = Failure(Blame.MOMENT, "server_unavailable", str(error))
+            except RequestFailed as error:
+                failure = error.failure
+            tries += 1
+            self._raise_if_final(failure, tries)
+            await asyncio.sleep(wait_seconds(tries, failure, self._draw.random()))
+
+    def counters(self) -> EngineCounters:
+        return self._totals.engine_counters()
+
+    async def close(self) -> None:
+        await self._totals.close()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.__aexit__(None, None, None)
+
+    def _key(self) -> str | None:
+        name = self._endpoint.api_key_env
+        if name is None:
+            return None
+        if not (key := os.environ.get(name, "").strip()):
+            raise SpecError(
+                f"engine.endpoints: {self._endpoint.url}: api_key_env names {name}, and that is not set where this"
+                " replica runs: set it on every node before Ray starts there"
+            )
+        if not key.isascii() or not key.isprintable() or " " in key:
+            raise SpecError(f"engine.endpoints: {self._endpoint.url}: what {name} holds cannot be sent in a header")
+        return key
+
+    async def _start(self, connection: Connection) -> EngineInfo:
+        self._served = served = await recognise(connection, self._endpoint.model)
+        if self._endpoint.server not in ("auto", served.facts.kind.value):
+            raise SpecError(
+                f"{connection.url} answers as a server of kind {served.facts.kind.value}, and this endpoint's server is"
+                f" {self._endpoint.server!r}"
+            )
+        self._require_agreement(connection)
+        self._is_incremental = served.facts.kind is ServerKind.SGLANG and await streams_new_ids_only(connection)
+        await self._totals.begin(connection, served)
+        if dropped := self._not_taken(self._sampling):
+            raise SpecError(f"{connection.url} would not sample as the spec asks: {dropped}")
+        gives_ids = await self._try_one(connection)
+        await self._totals.begin(connection, served)
+        self._life.seen()
+        self._totals.watch(connection, served)
+        facts, how = served.facts, "server" if gives_ids else "server, ids from its text"
+        return EngineInfo(
+            engine=f"{facts.kind.value} {facts.version or 'of unknown version'} ({how})",
+            draft=draft_of(facts, self._speculation),
+            max_model_len=min(self._spec.max_model_len, facts.context_tokens or self._spec.max_model_len),
+            slots=self._slots,
+        )
+
+    def _require_agreement(self, connection: Connection) -> None:
+        _, facts = self._ready()
+        found = disagreements(facts, self._endpoint, self._target, self._spec.max_model_len, self._speculation)
+        if found:
+            raise SpecError("\n".join(f"engine.endpoints: {connection.url}: {text}" for text in found))
+
+    async def _try_one(self, connection: Connection) -> bool:
+        """One small answer: whether ids come back, and with them counters. Says what is lost."""
+        request = GenerationRequest("regen-start", (1,), replace(self._sampling, stop=()), 4, None)
+        try:
+            answer, _, _ = await self._streamed(request, _Progress(lambda count: None, lambda: None, request.cap))
+        except RequestFailed as error:
+            if error.failure.blame in (Blame.MOMENT, Blame.OVERLOAD):
+                raise ServerUnavailable(f"{connection.url}: {error.failure.detail}") from error
+            raise SpecError(f"{connection.url} refuses a first request: {error.failure.detail}") from error
+        if answer.token_ids is None and self._retokenise is None:
+            raise SpecError(
+                f"{connection.url} gives the text of an answer and not its ids. A text has many, and which were sampled"
+                " is lost: use a vLLM server (return_token_ids) or an SGLang server, or set engine.ids: retokenised"
+            )
+        if answer.acceptance is not None:
+            self._totals.own.add(Acceptance())
+        _, facts = self._ready()
+        wants_counters = self._speculation is not None or speculates(facts, False)
+        for text in losses(
+            facts, answer.token_ids is not None, not wants_counters or self._totals.acceptance is not None
+        ):
+            self._say(f"{connection.url}: {text}")
+        return answer.token_ids is not None
+
+    async def _answer(
+        self, request: GenerationRequest, on_tokens: Callable[[int], None]
+    ) -> tuple[StreamedAnswer, float, float]:
+        """(answer, when it was sent, when its first token came). Counted as waiting until then, as running after."""
+        own = self._totals.own
+
+        def count(new: int) -> None:
+            own.output_tokens += new
+            self._life.seen()
+            on_tokens(new)
+
+        def began() -> None:
+            own.waiting -= 1
+            own.running += 1
+            own.prompt_tokens += len(request.prompt_token_ids)
+
+        progress = _Progress(count, began, request.cap)
+        own.waiting += 1
+        try:
+            return await self._streamed(request, progress)
+        finally:
+            own.waiting -= 0 if progress.has_begun else 1
+            own.running -= 1 if progress.has_begun else 0
+
+    async def _streamed(self, request: GenerationRequest, progress: _Progress) -> tuple[StreamedAnswer, float, float]:
+        connection, facts = self._ready()
+        stream = answer_stream(facts.kind, facts.model, request.prompt_token_ids, self._is_incremental)
+        body = generation_body(facts.kind, facts.model, request)
+        sent_at = time.monotonic()
+        try:
+            async with asyncio.timeout(self._spec.token_timeout_seconds) as limit:
+                async with connection.stream(GENERATE_PATH[facts.kind], body) as reply:
+                    if reply.status != 200:
+                        self._require_ok(reply.status, await reply.whole(), reply.retry_after)
+                    await self._read(reply, stream, progress, limit)
+            return stream.ended(), sent_at, progress.first_at or time.monotonic()
+        except TimeoutError as error:
+            seconds = self._spec.token_timeout_seconds
+            raise RequestFailed(Failure(Blame.MOMENT, "no_token", f"no new token for {seconds:g} s")) from error
+        except ServerUnavailable as error:
+            raise RequestFailed(Failure(Blame.MOMENT, "server_unavailable", str(error))) from error
+
+    async def _read(self, reply: OpenReply, stream: AnswerStream, progress: _Progress, limit: asyncio.Timeout) -> None:
+        """To the end of the stream. Only new tokens put the time limit off: a gateway's comments do not."""
+        lines = EventLines()
+        async for chunk in reply.chunks():
+            try:
+                payloads = lines.feed(chunk)
+            except ValueError as error:
+                raise RequestFailed(Failure(Blame.MOMENT, "broken_answer", str(error))) from error
+            if new := sum(map(stream.take, payloads)):
+                progress.came(new)
+                limit.reschedule(asyncio.get_running_loop().time() + self._spec.token_timeout_seconds)
+        if lines.is_cut:
+            raise RequestFailed(Failure(Blame.MOMENT, "truncated", "the answer ended within an event"))
+
+    def _completion(
+        self, request: GenerationRequest, answer: StreamedAnswer, times: tuple[float, float, float, float]
+    ) -> Completion:
+        asked_at, sent_at, first_at, ended_at = times
+        self._life.seen()
+        token_ids = answer.token_ids if answer.token_ids is not None else self._ids_of_text(request, answer)
+        if answer.finish_reason is FinishReason.LENGTH and len(token_ids) < request.cap:
+            raise RowFailed(
+                "cut_by_the_server",
+                f"after {len(token_ids)} tokens, and {request.cap} were allowed: it has its own cap",
+            )
+        self._totals.own.add(answer.acceptance)
+        return Completion(
+            token_ids=token_ids,
+            finish_reason=answer.finish_reason,
+            stop_reason=answer.stop_reason,
+            acceptance=answer.acceptance,
+            queue_seconds=sent_at - asked_at,
+            first_token_seconds=first_at - sent_at,
+            decode_seconds=ended_at - first_at,
+        )
+
+    def _ids_of_text(self, request: GenerationRequest, answer: StreamedAnswer) -> tuple[int, ...]:
+        """The closing id is not in a text: it is added, and counted as the server counts it or not."""
+        found = self._retokenise(answer.text) if self._retokenise is not None else None
+        if found is None:
+            raise RowFailed("ids_unknown", "the text of the answer does not give its ids")
+        if answer.counted_tokens is None:
+            raise RowFailed("ids_unknown", "the server does not count its tokens: no ids can be checked")
+        is_closed = answer.finish_reason is FinishReason.STOP and not request.sampling.stop
+        closing = request.sampling.stop_token_ids[:1] if is_closed else ()
+        if answer.counted_tokens not in (len(found), len(found) + len(closing)):
+            raise RowFailed("ids_unknown", f"the text has {len(found)} ids, the server counted {answer.counted_tokens}")
+        return (*found, *closing)
+
+    def _require_ok(self, status: int, reply: Reply, retry_after: str | None) -> None:
+        if status == 200:
+            return
+        connection, _ = self._ready()
+        error = reply.fields().get("error")
+        message = error.get("message") if isinstance(error, dict) else None
+        said = connection.shown(message if isinstance(message, str) else reply.text())
+        raise RequestFailed(of_status(status, said, retry_after, time.time()))
+
+    def _raise_if_final(self, failure: Failure, tries: int) -> None:
+        """Raises what the protocol knows; returns where the request is to be sent again."""
+        connection, _ = self._ready()
+        detail = connection.shown(failure.detail)
+        if failure.blame is Blame.ROW:
+            raise RowRefused(Stage.GENERATE, failure.reason, detail)
+        if failure.blame is Blame.CONFIGURATION:
+            raise EngineDied(f"{connection.url} takes no requests any more: {detail}")
+        if self._life.is_gone_at(time.monotonic()):
+            seconds = self._spec.outage_seconds
+            raise EngineDied(
+                f"{connection.url} has answered nothing for engine.outage_seconds ({seconds:g} s): {detail}"
+            )
+        if failure.blame is Blame.MOMENT and tries >= self._spec.request_attempts:
+            raise RowFailed(failure.reason, f"{detail} (sent {tries} times)")
+
+    def _not_taken(self, sampling: Sampling) -> str:
+        _, facts = self._ready()
+        is_on = speculates(facts, self._totals.has_counters)
+        return ", ".join(not_taken(facts.kind, facts.version, is_on, sampling))
+
+    def _ready(self) -> tuple[Connection, ServerFacts]:
+        if self._connection is None or self._served is None:
+            raise EngineDied("the server's connection is closed")
+        return self._connection, self._served.facts
+
+
+class _Progress:
+    """New tokens of one try of a request. Those of a try that failed were sampled, too: they are told and counted."""
+
+    def __init__(self, on_tokens: Callable[[int], None], began: Callable[[], None], most: int) -> None:
+        self._on_tokens, self._began, self._left = on_tokens, began, most
+        self.first_at: float | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        return self.first_at is not None
+
+    def came(self, new: int) -> None:
+        if self.first_at is None:
+            self.first_at = time.monotonic()
+            self._began()
+        self._on_tokens(new)
+        self._left -= new
+        if self._left < 0:
+            raise RequestFailed(Failure(Blame.MOMENT, "broken_answer", "more tokens than the request allows"))

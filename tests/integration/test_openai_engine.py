@@ -1,0 +1,437 @@
+"""The engine over servers that fail in every way that tests/served/faults.py has, and its keys.
+
+What the fake engine answers in this process is what a server must be brought to answer, whatever happens on the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import pytest
+from aiohttp import web
+
+from regen.engines import openai, served_failures, served_totals
+from regen.engines.fake import FakeEngine
+from regen.engines.openai import OpenaiEngine, Retokenise
+from regen.errors import EngineDied, RowFailed, RowRefused, SpecError
+from regen.records import Completion, EngineInfo, GenerationRequest, Sampling, WorkerId
+from regen.spec import EndpointSpec, FakeEngineSpec, OpenaiEngineSpec, SpeculationSpec
+from tests.loopback import served
+from tests.served.answers import Answers
+from tests.served.faults import Fault, Kind, Script
+from tests.served.sglang_server import SglangServer
+from tests.served.stand import Stand, standing
+from tests.served.vllm_server import VllmServer
+
+T = TypeVar("T")
+FAKE = FakeEngineSpec(slots=8, max_model_len=512, answer_tokens=40, answer_spread=0.2, end_token_id=2)
+SAMPLING = Sampling(64, 1.0, 1.0, 0, 0.0, 0.0, 0.0, 1.0, (), (2,))
+NGRAM = SpeculationSpec(method="ngram", num_tokens=3, calibrate="off")
+SECRET = "s3cret-of-the-server"
+# The first request for tokens is the engine's own, at its start.
+SECOND = frozenset({2})
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served_failures, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(openai, "START_RETRY_SECONDS", 0.01)
+
+
+@dataclass
+class Case:
+    """A started engine, its server, and what it has said."""
+
+    engine: OpenaiEngine
+    server: VllmServer | SglangServer
+    stand: Stand
+    info: EngineInfo
+    runner: asyncio.Runner
+    said: list[str]
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(asyncio.wait_for(work, 30))
+
+    def ask(self, **changes: Any) -> Completion:
+        return self.wait(self.engine.generate(request(**changes), lambda count: None))
+
+
+def request(**changes: Any) -> GenerationRequest:
+    return replace(GenerationRequest("row", (5, 6, 7), SAMPLING, cap=64, seed=3), **changes)
+
+
+def expected() -> Completion:
+    """Its seed fits into the 31 bits that SGLang takes."""
+    return asyncio.run(FakeEngine(FAKE, None, WorkerId(0, 0)).generate(request(), lambda count: None))
+
+
+@contextmanager
+def case(
+    kind: str = "vllm",
+    *faults: Fault,
+    endpoint: dict[str, Any] | None = None,
+    spec: dict[str, Any] | None = None,
+    speculation: SpeculationSpec | None = None,
+    retokenise: Retokenise | None = None,
+    **server: Any,
+) -> Iterator[Case]:
+    """Started, and closed with the block."""
+    made = {"vllm": VllmServer, "sglang": SglangServer}[kind]
+    of_kind = {"algorithm": "NGRAM"} if kind == "sglang" and speculation else {}
+    with ExitStack() as stack:
+        server_made = made(answers=Answers(FAKE, speculation), script=Script(*faults), **of_kind, **server)
+        stand = stack.enter_context(standing(server_made))
+        place = EndpointSpec(url=stand.url, model="target", **(endpoint or {}))
+        whole = OpenaiEngineSpec(endpoints=[place], slots=8, max_model_len=512, **(spec or {}))
+        said: list[str] = []
+        engine = OpenaiEngine(whole, place, "target", SAMPLING, speculation, retokenise, said.append)
+        runner = stack.enter_context(asyncio.Runner())
+        stack.callback(lambda: runner.run(engine.close()))
+        info = runner.run(asyncio.wait_for(engine.start(), 30))
+        yield Case(engine, server_made, stand, info, runner, said)
+
+
+MOMENTS = {
+    "busy": Fault(Kind.STATUS, numbers=SECOND, status=429, retry_after="0"),
+    "unavailable": Fault(Kind.STATUS, numbers=SECOND, status=503),
+    "error": Fault(Kind.STATUS, numbers=SECOND, status=500),
+    "timeout": Fault(Kind.STATUS, numbers=SECOND, status=408),
+    "dropped at once": Fault(Kind.DROP, numbers=SECOND),
+    "dropped later": Fault(Kind.DROP, numbers=SECOND, tokens=8),
+    "stalled": Fault(Kind.STALL, numbers=SECOND, tokens=8),
+    "never answered": Fault(Kind.HANG, numbers=SECOND),
+    "truncated": Fault(Kind.TRUNCATE, numbers=SECOND),
+    "short": Fault(Kind.SHORT, numbers=SECOND),
+    "broken": Fault(Kind.BROKEN, numbers=SECOND),
+    "no object": Fault(Kind.NOT_OBJECT, numbers=SECOND),
+    "fewer ids": Fault(Kind.FEWER_IDS, numbers=SECOND),
+    "odd ids": Fault(Kind.ODD_IDS, numbers=SECOND),
+    "ids as text": Fault(Kind.TEXT_IDS, numbers=SECOND),
+}
+OF_VLLM = {
+    "no usage": Fault(Kind.MISSING, numbers=SECOND, fields=("usage",)),
+    "other prompt": Fault(Kind.OTHER_PROMPT, numbers=SECOND),
+    "other model": Fault(Kind.WRONG_MODEL, numbers=SECOND),
+}
+OF_SGLANG = {"no counts": Fault(Kind.MISSING, numbers=SECOND, fields=("meta_info",))}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [
+        *(pytest.param("vllm", fault, id=f"vllm-{name}") for name, fault in (MOMENTS | OF_VLLM).items()),
+        *(pytest.param("sglang", fault, id=f"sglang-{name}") for name, fault in (MOMENTS | OF_SGLANG).items()),
+    ],
+)
+def test_what_fails_for_a_moment_is_asked_again_and_answered_in_the_end(kind: str, fault: Fault) -> None:
+    with case(kind, replace(fault), spec={"token_timeout_seconds": 0.15}) as made:
+        answer = made.ask()
+        assert made.server.script.struck == [fault.kind]
+        assert len(made.server.desk.bodies) == 3
+    assert answer.token_ids == expected().token_ids
+    assert answer.finish_reason == expected().finish_reason
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_refusal_is_the_rows_own_and_is_not_repeated(kind: str) -> None:
+    with case(kind, Fault(Kind.STATUS, numbers=SECOND, status=400)) as made:
+        with pytest.raises(RowRefused, match="told to refuse"):
+            made.ask()
+        assert len(made.server.desk.bodies) == 2
+
+
+def test_a_key_that_is_taken_away_ends_the_engine() -> None:
+    with case("vllm", Fault(Kind.STATUS, numbers=SECOND, status=401)) as made, pytest.raises(EngineDied, match="401"):
+        made.ask()
+
+
+def test_a_request_that_fails_again_and_again_costs_its_row_an_attempt() -> None:
+    fault = Fault(Kind.STATUS, after=1, times=None, status=500)
+    with case("vllm", fault, spec={"request_attempts": 3}) as made:
+        with pytest.raises(RowFailed, match="sent 3 times"):
+            made.ask()
+        assert len(made.server.desk.bodies) == 4
+
+
+def test_a_server_that_does_nothing_but_fail_counts_as_gone() -> None:
+    fault = Fault(Kind.STATUS, after=1, times=None, status=429)
+    with case("vllm", fault, spec={"outage_seconds": 0.1}) as made, pytest.raises(EngineDied, match="outage_seconds"):
+        made.ask()
+
+
+def test_a_server_that_comes_back_answers_what_was_asked_meanwhile() -> None:
+    with case("vllm", spec={"request_attempts": 1000}) as made:
+        made.stand.down()
+
+        async def meanwhile() -> Completion:
+            work = asyncio.ensure_future(made.engine.generate(request(), lambda count: None))
+            await asyncio.sleep(0.05)
+            assert not work.done()
+            await asyncio.to_thread(made.stand.up)
+            return await work
+
+        assert made.wait(meanwhile()).token_ids == expected().token_ids
+
+
+def test_a_server_that_is_not_there_yet_is_waited_for() -> None:
+    fault = Fault(Kind.STATUS, times=2, status=503, path="/v1/models")
+    with case("vllm", fault) as made:
+        assert sum("waiting for" in line for line in made.said) == 1  # said once, however often it is asked
+
+
+def test_an_answer_may_take_longer_than_a_token_may() -> None:
+    slow = Fault(Kind.SLOW, numbers=SECOND, tokens_per_second=40.0)
+    with case("vllm", slow, spec={"token_timeout_seconds": 0.4}) as made:
+        answer = made.ask()
+        assert answer.decode_seconds > 0.4
+        assert len(made.server.desk.bodies) == 2
+
+
+def test_a_busy_server_costs_no_attempt_and_is_not_gone_while_it_gives_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served_failures, "LONGEST_WAIT_SECONDS", 0.05)
+    slow = Fault(Kind.SLOW, numbers=SECOND, tokens_per_second=40.0)
+    busy = Fault(Kind.STATUS, numbers=frozenset(range(3, 15)), status=429)
+    with case("vllm", slow, busy, spec={"outage_seconds": 0.25, "request_attempts": 2}) as made:
+
+        async def both() -> list[Completion]:
+            first = asyncio.ensure_future(made.engine.generate(request(), lambda count: None))
+            while len(made.server.desk.bodies) < 2:
+                await asyncio.sleep(0.005)
+            return list(await asyncio.gather(first, made.engine.generate(request(), lambda count: None)))
+
+        assert {answer.token_ids for answer in made.wait(both())} == {expected().token_ids}
+        assert len(made.server.desk.bodies) == 15
+
+
+def test_a_request_without_a_token_is_waiting_until_it_is_given_up() -> None:
+    with case("vllm", Fault(Kind.HANG, numbers=SECOND)) as made:
+
+        async def given_up() -> None:
+            work = asyncio.ensure_future(made.engine.generate(request(), lambda count: None))
+            while len(made.server.desk.bodies) < 2:
+                await asyncio.sleep(0.005)
+            assert (made.engine.counters().waiting, made.engine.counters().running) == (1, 0)
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+        made.wait(given_up())
+        assert (made.engine.counters().waiting, made.engine.counters().running) == (0, 0)
+
+
+def test_cancelling_closes_the_connection() -> None:
+    with case("vllm", Fault(Kind.SLOW, numbers=SECOND, tokens_per_second=20.0)) as made:
+
+        async def cancelled() -> None:
+            came = asyncio.Event()
+            work = asyncio.ensure_future(made.engine.generate(request(), lambda count: came.set()))
+            await came.wait()
+            assert made.engine.counters().running == 1
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            while not made.server.desk.left:
+                await asyncio.sleep(0.01)
+
+        made.wait(cancelled())
+        assert made.engine.counters().running == 0
+
+
+def test_tokens_that_a_lost_try_made_are_told_and_counted() -> None:
+    seen: list[int] = []
+    with case("vllm", Fault(Kind.DROP, numbers=SECOND, tokens=8)) as made:
+        answer = made.wait(made.engine.generate(request(), seen.append))
+        assert sum(seen) == len(answer.token_ids) + 8
+        assert made.engine.counters().output_tokens == sum(seen)
+
+
+# --- keys ---
+
+
+def test_a_key_goes_into_the_header_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGEN_TEST_KEY", SECRET)
+    with case("vllm", endpoint={"api_key_env": "REGEN_TEST_KEY"}, api_key=SECRET) as made:
+        assert made.ask().token_ids == expected().token_ids
+        assert SECRET not in f"{made.info}{made.said}{made.server.desk.bodies}{vars(made.engine)}"
+
+
+def test_a_key_that_no_header_takes_is_refused_unprinted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGEN_TEST_KEY", f"{SECRET}\nX-Other: 1")
+    with pytest.raises(SpecError, match="cannot be sent") as caught, case(endpoint={"api_key_env": "REGEN_TEST_KEY"}):
+        pass
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(("value", "said"), [(None, "that is not set"), ("another", "refuses us")])
+def test_a_missing_or_wrong_key_is_the_specs_fault(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, said: str
+) -> None:
+    monkeypatch.delenv("REGEN_TEST_KEY", raising=False)
+    if value is not None:
+        monkeypatch.setenv("REGEN_TEST_KEY", value)
+    with pytest.raises(SpecError, match=said) as caught, case(endpoint={"api_key_env": "REGEN_TEST_KEY"}, api_key="k"):
+        pass
+    assert "another" not in str(caught.value)
+
+
+# --- discovery and losses ---
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"endpoint": {"server": "sglang"}}, "kind vllm"),
+        ({"endpoint": {"version": "0.31"}}, "0.32.0"),
+        ({"returns_ids": False}, "not its ids"),
+        ({"served_name": "another"}, "not served"),
+    ],
+)
+def test_what_does_not_agree_is_known_before_a_row_is_sent(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError, match=said), case("vllm", **changes):
+        pass
+
+
+def as_ids(text: str) -> tuple[int, ...] | None:
+    return tuple(map(ord, text))
+
+
+def test_ids_of_a_text_are_taken_only_where_the_spec_says_so_and_they_agree() -> None:
+    retokenised: dict[str, Any] = {"spec": {"ids": "retokenised"}, "returns_ids": False}
+    with case("vllm", retokenise=as_ids, **retokenised) as made:
+        assert made.ask().token_ids == expected().token_ids
+        assert "ids from its text" in made.info.engine
+        assert any("gives no ids" in line for line in made.said)
+    for odd in (lambda text: None, lambda text: (*map(ord, text), 3, 3)):
+        with case("vllm", retokenise=odd, **retokenised) as made, pytest.raises(RowFailed, match="ids"):
+            made.ask()
+
+
+def test_a_field_that_would_be_dropped_refuses_the_row() -> None:
+    with case("vllm", speculation=NGRAM) as made:
+        with pytest.raises(RowRefused, match="min_p"):
+            made.ask(sampling=replace(SAMPLING, min_p=0.1))
+        assert len(made.server.desk.bodies) == 1
+
+
+def test_an_answer_cut_below_its_cap_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server may have a cap of its own."""
+    asked = VllmServer._sampling
+    monkeypatch.setattr(VllmServer, "_sampling", lambda self, given: asked(self, {**given, "max_tokens": 4}))
+    with case("vllm") as made, pytest.raises(RowFailed, match="cut_by_the_server"):
+        made.ask()
+
+
+def test_an_answer_that_does_not_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = VllmServer._sampling
+    with case("vllm", spec={"request_attempts": 1}) as made:
+        monkeypatch.setattr(VllmServer, "_sampling", lambda self, given: asked(self, {**given, "max_tokens": 400}))
+        with pytest.raises(RowFailed, match="more tokens than"):
+            made.ask(cap=8)
+
+
+# --- a server of another kind ---
+
+
+@contextmanager
+def other_kind(events: Sequence[bytes], sampling: Sampling = SAMPLING) -> Iterator[tuple[OpenaiEngine, list[Any]]]:
+    """Streams these events, whatever it is asked, behind one whole answer; the engine has ids of texts."""
+    asked: list[Any] = []
+
+    async def models(_: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "target", "owned_by": "somebody", "max_model_len": 512}]})
+
+    async def completions(request: web.Request) -> web.StreamResponse:
+        asked.append(await request.json())
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"".join(events if len(asked) > 1 else ANSWER_OF_OTHERS))
+        return response
+
+    app = web.Application()
+    app.router.add_get("/v1/models", models)
+    app.router.add_post("/v1/completions", completions)
+    with served(app) as url:
+        place = EndpointSpec(url=url)
+        spec = OpenaiEngineSpec(endpoints=[place], ids="retokenised", max_model_len=512, request_attempts=1)
+        yield OpenaiEngine(spec, place, "target", sampling, None, as_ids), asked
+
+
+ANSWER_OF_OTHERS = (
+    b'data: {"model": "target", "choices": [{"index": 0, "text": "ab", "finish_reason": null}]}\n\n',
+    b'data: {"model": "target", "choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}\n\n',
+    b'data: {"model": "target", "choices": [], "usage": {"completion_tokens": 3}}\n\n',
+    b"data: [DONE]\n\n",
+)
+
+
+def outcome(engine: OpenaiEngine) -> Completion:
+    async def started_and_asked() -> Completion:
+        try:
+            await engine.start()
+            return await engine.generate(request(), lambda count: None)
+        finally:
+            await engine.close()
+
+    return asyncio.run(asyncio.wait_for(started_and_asked(), 30))
+
+
+def test_another_server_is_asked_in_openais_words_and_its_closing_id_is_added() -> None:
+    with other_kind(ANSWER_OF_OTHERS) as (engine, asked):
+        assert outcome(engine).token_ids == (ord("a"), ord("b"), 2)
+    assert asked[1]["prompt"] == [5, 6, 7]
+    assert "top_k" not in asked[1]
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        (ANSWER_OF_OTHERS[:1], "truncated"),
+        ((*ANSWER_OF_OTHERS[:2], ANSWER_OF_OTHERS[2][:40]), "truncated"),
+        ((*ANSWER_OF_OTHERS[:2], ANSWER_OF_OTHERS[3]), "ids_unknown"),
+    ],
+)
+def test_another_servers_answer_that_is_not_whole_is_none(events: Sequence[bytes], said: str) -> None:
+    with other_kind(events) as (engine, _), pytest.raises(RowFailed, match=said):
+        outcome(engine)
+
+
+def test_another_server_is_not_started_where_it_would_drop_what_the_spec_asks() -> None:
+    with other_kind(ANSWER_OF_OTHERS, replace(SAMPLING, top_k=20)) as (engine, asked):
+        with pytest.raises(SpecError, match="top_k"):
+            outcome(engine)
+        assert asked == []
+
+
+# --- counters ---
+
+
+def test_without_counters_per_request_the_servers_totals_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served_totals, "POLL_SECONDS", 0.02)
+    with case("vllm", speculation=NGRAM) as made:
+        assert made.ask().acceptance is None
+
+        async def counted() -> int:
+            while not (seen := made.engine.counters().acceptance) or not seen.drafts:
+                await asyncio.sleep(0.01)
+            return seen.drafts
+
+        assert made.wait(counted()) > 0
+
+
+def test_absent_counters_are_none_and_not_zero() -> None:
+    with case("vllm", speculation=NGRAM, has_counters=False) as made:
+        made.ask()
+        assert made.engine.counters().acceptance is None
+        assert any("no counters" in line for line in made.said)
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+def test_sglang_is_read_either_way(incremental: bool) -> None:
+    arguments = {"incremental_streaming_output": incremental}
+    with case("sglang", speculation=NGRAM, is_incremental=incremental, arguments=arguments) as made:
+        answer = made.ask()
+        assert answer.token_ids == expected().token_ids
+        assert answer.acceptance is not None
+        assert answer.acceptance.drafts > 0
