@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from statistics import NormalDist, quantiles
 
 from regen.observe.eta import Estimator
@@ -147,10 +148,10 @@ def estimate(
     tokens = hours = None
     if all(one.output_tokens is not None for one in each if one.left):
         low, middle, high = (_Look(sources, assumed_answer_tokens, factor) for factor in _factors(each))
-        mean, curves = sum(one.output_tokens or 0.0 for one in each), middle.tokens()
+        mean, curves = sum(one.output_tokens or 0.0 for one in each), middle.tokens
         # Curves go by bins of lengths and the means' own sum does not: the curves say how far off it may be.
         exact = mean / curves.mid if curves.mid else 1.0
-        tokens = Range(low.tokens().low, curves.mid, high.tokens().high).times(exact)
+        tokens = Range(low.tokens.low, curves.mid, high.tokens.high).times(exact)
         if speed is not None:
             hours = _hours((low, middle, high), speed.tokens_per_second, held.slots, exact)
     gpu_hours = hours.times(held.gpus) if hours is not None and held.gpus else None
@@ -226,29 +227,40 @@ class _Look:
             return source.lengths
         return _assumed_lengths(assumed * factor * source.turns, source.cap_tokens)
 
+    @cached_property
     def tokens(self) -> Range:
         """Of all rows that are left, as the curves of their lengths have it."""
         lengths = Lengths(self._groups)
         for name, tokens, rows in self._seen:
             lengths.saw(name, tokens, is_earlier=True, rows=rows)
-        guesses = lengths.guesses((), _GUESSES)
         middle, *others = [
-            sum(rows * curves[name].made(math.inf) for name, rows in self._left.items()) for curves in guesses
+            sum(rows * curves[name].made(math.inf) for name, rows in self._left.items())
+            for curves in lengths.guesses((), _GUESSES)
         ]
         tenths = quantiles(others, n=10)
         return Range(min(tenths[0], middle), middle, max(tenths[-1], middle))
 
     def seconds(self, tokens_per_second: float, slots: int) -> Range | None:
         """None: too few rows are known."""
+        last = self._last_share(slots)
         estimator, beats = Estimator(self._groups, stalled_after_seconds=math.inf), _steady(tokens_per_second, slots)
         for name, tokens, rows in self._seen:
             estimator.row_finished_before(name, tokens, rows)
         for beat in beats:
             estimator.beat(beat)
-        found = estimator.estimate(beats[-1].now, self._left, ())
-        if found.low_seconds is None or found.mid_seconds is None or found.high_seconds is None:
+        end = estimator.estimate(beats[-1].now, {name: math.ceil(last * rows) for name, rows in self._left.items()}, ())
+        if end.low_seconds is None or end.mid_seconds is None or end.high_seconds is None:
             return None
-        return Range(found.low_seconds, found.mid_seconds, found.high_seconds)
+        full = self.tokens.times((1 - last) / tokens_per_second)
+        return Range(full.low + end.low_seconds, full.mid + end.mid_seconds, full.high + end.high_seconds)
+
+    def _last_share(self, slots: int) -> float:
+        """The rows that decide about the tail: those of the last stretch as long as the longest row can be.
+
+        All before it is tokens over speed. The estimator lays a queue out in eighths, which is too coarse for days.
+        """
+        longest = max((self._groups[name].cap_tokens for name in self._left), default=0)
+        return min(1.0, slots * longest / max(1.0, self.tokens.mid))
 
 
 def _steady(tokens_per_second: float, slots: int) -> list[Beat]:

@@ -138,7 +138,7 @@ class SpecEstimate:
         yield "rows", f"{rows:,} for the target to make{done}{native}"
         yield "plan", "the frozen one" if self.is_frozen else "as the sources are now"
         yield "prompt tokens", f"{_short(found.prompt_tokens)}"
-        yield "output tokens", f"{_range(found.output_tokens)} (at most {_short(found.most_output_tokens)})"
+        yield "output tokens", f"{_range(found.output_tokens)}, at most {_short(found.most_output_tokens)}"
         yield _time(found.hours)
         if self.held.gpus:
             yield "GPU hours", f"{_range(found.gpu_hours)} on {self.held.gpus:g} GPUs"
@@ -253,10 +253,10 @@ def _speed(spec: RunSpec, given: Assumptions, totals: Totals, records: Sequence[
         if choice is not None and figures["arm"] == choice.arm:
             one = Range(figures["low"], figures["tokens_per_second"], figures["high"])
             return FullSpeed(one.times(spec.engine.replicas), SpeedBasis.CALIBRATED)
-    return _measured(tally_of(newest_tally(records)), totals, spec.engine.slots * spec.engine.replicas)
+    return measured_speed(tally_of(newest_tally(records)), totals, spec.engine.slots * spec.engine.replicas)
 
 
-def _measured(tally: Tally, totals: Totals, slots: int) -> FullSpeed | None:
+def measured_speed(tally: Tally, totals: Totals, slots: int) -> FullSpeed | None:
     """From slots as they went, empty ones too, to slots that were all at work and none slower for it."""
     seconds = Counter[SlotState]()
     for slot in tally.slots.values():

@@ -88,7 +88,7 @@ def test_without_rows_and_assumption_only_the_most_is_known() -> None:
 @pytest.mark.parametrize("rate", [0.5, 100.0, 50_000.0])
 def test_a_long_run_takes_its_tokens_over_the_speed(rate: float) -> None:
     found = of(made(facts(rows=100_000), 600, rows=2000), speed=at(rate))
-    assert whole(found.hours).mid == pytest.approx(98_000 * 600 / rate / 3600, rel=0.05)
+    assert whole(found.hours).mid == pytest.approx(98_000 * 600 / rate / 3600, rel=0.01)
 
 
 def test_a_short_run_is_mostly_tail() -> None:
