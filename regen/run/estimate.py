@@ -26,6 +26,8 @@ from regen.observe.speed import Beat
 ASSUMED_SPREAD, ASSUMED_OFF = 0.9, 1.5
 _ASSUMED_ROWS, _ROWS_EACH = 40, 10
 _GUESSES = 24
+# A tenth of a normal distribution lies beyond so many of its sigmas.
+_TENTH = 1.2816
 # A row in compressed Parquet, measured on English text with a vocabulary of 49,152: ids and text of each token (an
 # answer's text stands in a row three times), and what a row has beside them.
 BYTES_PER_PROMPT_TOKEN, BYTES_PER_OUTPUT_TOKEN, BYTES_PER_ROW = 4.1, 7.4, 300.0
@@ -237,8 +239,16 @@ class _Look:
             sum(rows * curves[name].made(math.inf) for name, rows in self._left.items())
             for curves in lengths.guesses((), _GUESSES)
         ]
-        tenths = quantiles(others, n=10)
-        return Range(min(tenths[0], middle), middle, max(tenths[-1], middle))
+        tenths, luck = quantiles(others, n=10), self._luck()
+        low, high = (math.hypot(max(0.0, end), luck) for end in (middle - tenths[0], tenths[-1] - middle))
+        return Range(max(0.0, middle - low), middle, middle + high)
+
+    def _luck(self) -> float:
+        """How far off the sum over the rows that are left may be if their lengths are known but for the draw."""
+        seen: dict[str, list[tuple[int, int]]] = {}
+        for name, tokens, rows in self._seen:
+            seen.setdefault(name, []).append((tokens, rows))
+        return _TENTH * math.sqrt(sum(self._left.get(name, 0) * _variance(lengths) for name, lengths in seen.items()))
 
     def seconds(self, tokens_per_second: float, slots: int) -> Range | None:
         """None: too few rows are known."""
@@ -261,6 +271,13 @@ class _Look:
         """
         longest = max((self._groups[name].cap_tokens for name in self._left), default=0)
         return min(1.0, slots * longest / max(1.0, self.tokens.mid))
+
+
+def _variance(lengths: Sequence[tuple[int, int]]) -> float:
+    """Of (tokens, rows)."""
+    count = sum(rows for _, rows in lengths)
+    mean = sum(tokens * rows for tokens, rows in lengths) / count
+    return sum(rows * (tokens - mean) ** 2 for tokens, rows in lengths) / count
 
 
 def _steady(tokens_per_second: float, slots: int) -> list[Beat]:

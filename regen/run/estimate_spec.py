@@ -200,7 +200,7 @@ def _estimated(
     if price is None and spec.price is not None:
         price = spec.price.per_gpu_hour
     held = Resources(spec.engine.slots * spec.engine.replicas, gpus_per_replica(spec) * spec.engine.replicas, price)
-    speed = _speed(spec, given, totals, records)
+    speed = known_speed(spec, given, totals, records)
     sources = source_facts(spec, summary, totals)
     row_bytes = None if storage is None else _row_bytes(storage, totals)
     found = estimate(sources, speed, held, given.answer_tokens, row_bytes)
@@ -245,7 +245,7 @@ def _settled(summary: PlanSummary) -> Counter[tuple[str, Status]]:
     return counts
 
 
-def _speed(spec: RunSpec, given: Assumptions, totals: Totals, records: Sequence[Record]) -> FullSpeed | None:
+def known_speed(spec: RunSpec, given: Assumptions, totals: Totals, records: Sequence[Record]) -> FullSpeed | None:
     if given.tokens_per_second is not None:
         return FullSpeed(Range(*[given.tokens_per_second] * 3), SpeedBasis.GIVEN)
     choice = choice_among(records, spec)

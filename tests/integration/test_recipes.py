@@ -47,14 +47,11 @@ def planned(recipe: RunSpec, tmp_path_factory: pytest.TempPathFactory) -> PlanSu
 def in_full(summary: PlanSummary, spec: RunSpec) -> PlanSummary:
     """The plan if each dataset had as many rows as the recipe takes, of the stand-ins' kind."""
     limits = {source.name: source.limit or 0 for source in spec.sources}
-    sources = []
-    for one in summary.sources:
-        factor = limits[one.name] // one.rows
-        counts = ("rows", "accepted", "native", "prompt_tokens", "turns")
-        assert limits[one.name] % one.rows == 0 or one.name == "preference"
-        scaled = {name: getattr(one, name) * limits[one.name] // one.rows for name in counts}
-        assert factor
-        sources.append(replace(one, **scaled))
+    counts = ("rows", "accepted", "native", "prompt_tokens", "turns")
+    sources = [
+        replace(one, **{name: getattr(one, name) * limits[one.name] // one.rows for name in counts})
+        for one in summary.sources
+    ]
     rows, native = sum(one.rows for one in sources), sum(one.native for one in sources)
     return replace(summary, rows=rows, native=native, sources=tuple(sources))
 
