@@ -12,7 +12,7 @@ import pytest
 
 from regen.data.plan_summary import PlanSummary
 from regen.data.target import resolve_target
-from regen.run.estimate_spec import Assumptions, SpecEstimate, estimate_plan
+from regen.run.estimate_spec import Assumptions, SpecEstimate, estimate_plan, estimate_spec
 from regen.run.preflight import examine
 from regen.run.start import dry_plan
 from regen.spec import RunSpec, load_spec
@@ -20,6 +20,7 @@ from regen.speculative.evidence import Severity
 from regen.store.local import LocalStorage
 from tests.kimi import AUXILIARY_LAYERS, HIDDEN, build_kimi_target, head_tensors, write_kimi_head
 from tests.stand_ins import CHAT_TURNS, ROWS, with_stand_ins
+from tests.toy_target import build_toy_target
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 KIMI = EXAMPLES / "kimi-k2.5-eagle3.yaml"
@@ -118,3 +119,19 @@ def test_the_figures_in_the_recipe_are_what_estimate_says(recipe: RunSpec, plann
     written = re.search(rf"^#   {name}:? +(.+)$", KIMI.read_text(encoding="utf-8"), re.MULTILINE)
     assert written is not None
     assert written[1] == facts[name]
+
+
+def test_the_laptop_recipe_needs_no_dataset_and_takes_about_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (EXAMPLES / "laptop.yaml").read_text(encoding="utf-8")
+    command = re.search(r"--tokens-per-second (\d+) --answer-tokens (\d+) +# a minute$", text, re.MULTILINE)
+    assert command is not None
+    monkeypatch.chdir(EXAMPLES.parent)
+    spec = load_spec(EXAMPLES / "laptop.yaml")
+    target = spec.target.model_copy(update={"model": str(build_toy_target(tmp_path / "target"))})
+    spec = spec.model_copy(update={"target": target, "output": str(tmp_path / "run")})
+    found = estimate_spec(spec, Assumptions(float(command[1]), float(command[2])), processes=1)
+    assert found.found.left == 58
+    assert found.found.hours is not None
+    assert 30 < found.found.hours.mid * 3600 < 90

@@ -131,3 +131,21 @@ def test_a_row_on_disk_is_measured_or_reckoned() -> None:
     assert of(made(facts(), 600), row_bytes=1234.0).row_bytes == 1234.0
     short, long = (of(facts(), assumed=tokens).row_bytes or 0 for tokens in (100, 1000))
     assert 300 < short < long
+
+
+def test_an_assumption_changes_nothing_where_rows_are_made() -> None:
+    source = made(facts(), 600)
+    assert of(source, speed=at(100), assumed=5) == of(source, speed=at(100))
+
+
+def test_few_rows_that_are_left_may_be_longer_than_the_mean() -> None:
+    """However many were seen: 16 rows differ from one another."""
+    many, few = (of(replace(made(facts(), 600, rows=5000), left=left)) for left in (5000, 16))
+    spread = [whole(one.output_tokens).high / whole(one.output_tokens).mid for one in (many, few)]
+    assert spread[0] < 1.05 < spread[1]
+
+
+def test_hours_go_by_the_mean_itself_and_not_by_the_bins_it_is_in() -> None:
+    source = replace(made(facts(rows=100_000), 600, rows=2000), lengths=[(540, 2000)], made_output_tokens=2000 * 540)
+    found = of(source, speed=at(100))
+    assert whole(found.hours).mid == pytest.approx(98_000 * 540 / 100 / 3600, rel=0.01)
