@@ -37,7 +37,7 @@ from regen.run.remaining import Grouping, earlier_lengths, left_by_source
 from regen.run.run_facts import gpus_per_replica
 from regen.run.start import dry_plan
 from regen.spec import RunSpec
-from regen.store.control import Record
+from regen.store.control import Record, RunClosed
 from regen.store.layout import JOURNAL
 from regen.store.replay import replay
 from regen.store.storage import open_storage
@@ -202,7 +202,7 @@ def _estimated(
     held = Resources(spec.engine.slots * spec.engine.replicas, gpus_per_replica(spec) * spec.engine.replicas, price)
     speed = known_speed(spec, given, totals, records)
     sources = source_facts(spec, summary, totals)
-    row_bytes = None if storage is None else _row_bytes(storage, totals)
+    row_bytes = None if storage is None else _row_bytes(storage, totals, records)
     found = estimate(sources, speed, held, given.answer_tokens, row_bytes)
     disk = _disk(summary, found)
     return SpecEstimate(spec, storage is not None, summary.native, found, speed, held, disk, given.answer_tokens)
@@ -268,7 +268,10 @@ def measured_speed(tally: Tally, totals: Totals, slots: int) -> FullSpeed | None
     return FullSpeed(Range(low, math.sqrt(low * high), high), SpeedBasis.MEASURED)
 
 
-def _row_bytes(storage: Storage, totals: Totals) -> float | None:
+def _row_bytes(storage: Storage, totals: Totals, records: Sequence[Record]) -> float | None:
+    """By the journal, which a closed run has no more."""
+    if any(isinstance(record, RunClosed) for record in records):
+        return None
     rows = sum(sum(made.lengths) for made in totals.by_source.values())
     stored = sum(file.size for file in storage.list(JOURNAL))
     return stored / rows if rows else None

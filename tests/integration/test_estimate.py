@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from regen.records import SlotState, SlotTally, Status, Tally, Totals
+from regen.run.clean import clean
 from regen.run.estimate import Basis, Range, SpeedBasis
 from regen.run.estimate_spec import Assumptions, SpecEstimate, estimate_spec, known_speed, measured_speed
 from regen.run.local import LocalCluster
 from regen.run.look import look
 from regen.run.pilot import begin_pilot
+from regen.run.session import seal_run
 from regen.run.speculation_records import subject_of
 from regen.run.start import StartOptions
 from regen.spec import RunSpec, dump_spec
@@ -94,6 +96,19 @@ def one_source(folder: Path, number: int) -> RunSpec:
     rows = write_jsonl(folder / "many.jsonl", [{"prompt": f"{number} asks {row}"} for row in range(120)])
     engine = {"step_seconds": 0.05, "replicas": 2, "answer_tokens": 30}
     return make_spec(folder, rows=1, sources=[{"name": "many", "path": str(rows)}], engine=engine)
+
+
+def test_a_closed_run_takes_nothing_more_and_has_no_journal_to_measure(tmp_path: Path) -> None:
+    spec = two_sources(tmp_path)
+    begun = begin_run(spec)
+    virtual_time.run(drive(LocalCluster(), begun))
+    open_run = asked(spec)
+    assert open_run.disk is not None
+    assert open_run.disk.journal > 0
+    seal_run(begun.storage, begun.worker_setup.run)
+    clean(begun.storage, journal=True, is_dry_run=False, say=lambda text: None)
+    closed = asked(spec)
+    assert (closed.found.left, closed.disk, list(closed.needs())) == (0, None, [])
 
 
 async def timed(spec: RunSpec) -> float:

@@ -135,3 +135,16 @@ def test_the_laptop_recipe_needs_no_dataset_and_takes_about_a_minute(
     assert found.found.left == 58
     assert found.found.hours is not None
     assert 30 < found.found.hours.mid * 3600 < 90
+
+
+def test_the_recipe_for_one_gpu_reads_its_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    target = build_kimi_target(tmp_path / "target")
+    (target / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}')
+    template = (target / "chat_template.jinja").read_text().replace("thinking is", "enable_thinking is")
+    (target / "chat_template.jinja").write_text(template)
+    spec = with_stand_ins(load_spec(EXAMPLES / "qwen3-8b-one-gpu.yaml"), tmp_path / "data", target, tmp_path, 5)
+    with dry_plan(spec, resolve_target(spec.target), processes=1) as plan:
+        assert {(one.name, one.accepted) for one in plan.summary.sources} == {("ultrachat", 5), ("code", 5)}
