@@ -649,11 +649,12 @@ def _exit_unmeasured(url: str, found: Standing) -> NoReturn:
 
 def _print_look(seen: Look) -> None:
     from regen.observe.tables import facts_table, totals_table
+    from regen.observe.terminal import one_line
 
     console = _console()
     console.print(facts_table("Run", seen.facts()))
     for decision in seen.decisions:
-        console.print(f"speculation: {decision}", highlight=False, soft_wrap=True, markup=False)
+        console.print(one_line(f"speculation: {decision}"), highlight=False, soft_wrap=True, markup=False)
     if seen.planned is not None:
         console.print(totals_table(seen.planned, seen.totals))
 

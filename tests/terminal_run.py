@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from regen.observe.json_lines import for_machines
-from regen.observe.live import TirelessConsole, display
+from regen.observe.live import Aside, TirelessConsole, display
 from regen.observe.log import Log, accept_any_text
 from regen.run.command import conduct, ending, settle
 from regen.run.local import LocalCluster
@@ -26,8 +26,8 @@ def main(folder: Path, as_json: bool) -> int:
         begun = begin(load_spec(folder / "spec.yaml"), StartOptions(processes=1), log)
         if lines is not None:
             lines.session = begun.worker_setup.run.session
-        shown = display(TirelessConsole(stderr=as_json), log, lines)
-        conduct(begun, LocalCluster(), shown, DRAIN_SECONDS)
+        with Aside(display(TirelessConsole(stderr=as_json), log, lines)) as shown:
+            conduct(begun, LocalCluster(), shown, DRAIN_SECONDS)
         end = ending(begun.storage.url, settle(begun, log), allow_rejects=False)
         if lines is not None:
             lines.end(end.outcome, end.exit_code)

@@ -84,8 +84,9 @@ def terminal(
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     inherited = {name: value for name, value in environment().items() if name not in ("COLUMNS", "NO_COLOR")}
     process = subprocess.Popen(
-        # A session of its own, whose terminal this is: Ctrl-C reaches it as from a keyboard.
-        ["setsid", "--ctty", "--wait", *arguments],
+        # A session of its own, whose terminal this is: Ctrl-C reaches it as from a keyboard. What a shell starts in its
+        # background, as .ci/run does, ignores it, and so would all below; no terminal hands that on.
+        ["setsid", "--ctty", "--wait", "env", "--default-signal=INT", *arguments],
         cwd=cwd,
         env={**inherited, "TERM": "xterm-256color", **(more or {})},
         stdin=theirs,

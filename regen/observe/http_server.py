@@ -32,6 +32,7 @@ SERVER_NAME = "regen"
 MOST_REQUESTS = 16
 # Without a byte for so long, and in all.
 SILENCE_SECONDS = 5.0
+COMPLAINT_SECONDS = 60.0
 REQUEST_SECONDS = 30.0
 _POLL_SECONDS = 0.1
 _WORTH_PACKING_BYTES = 1000
@@ -58,6 +59,25 @@ class Asked:
 
 
 Route = Callable[[Asked], Page]
+
+
+class _Complaints:
+    """Defects, printed with their trace: each once a minute, since one that lasts comes with every request."""
+
+    def __init__(self) -> None:
+        self._said_at: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def print(self) -> None:
+        """The exception that is being handled."""
+        error, now = sys.exception(), time.monotonic()
+        with self._lock:
+            kind = type(error).__name__
+            is_new = now - self._said_at.get(kind, float("-inf")) >= COMPLAINT_SECONDS
+            if is_new:
+                self._said_at[kind] = now
+        if is_new:
+            traceback.print_exc()
 
 
 class HttpServer:
@@ -112,6 +132,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     def __init__(self, family: socket.AddressFamily, address: Any, site: _Site) -> None:
         self.address_family = family
         self.site = site
+        self.complaints = _Complaints()
         self._open: dict[socket.socket, float] = {}
         self._lock = threading.Lock()
         super().__init__(address, _Handler)
@@ -147,7 +168,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that goes away, or is cut off, is no error."""
         if not isinstance(sys.exception(), OSError):
-            traceback.print_exc()
+            self.complaints.print()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -174,7 +195,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         if not self._is_for_us():
             return
-        parts = urlsplit(self.path)
+        try:
+            parts = urlsplit(self.path)
+        except ValueError as error:
+            self._send_text(HTTPStatus.BAD_REQUEST, f"this is no address: {error}")
+            return
         route = self.server.site.routes.get(parts.path)
         if route is None:
             known = ", ".join(sorted(self.server.site.routes))
@@ -184,7 +209,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             page = route(asked)
         except Exception:  # a defect, and the request's trouble alone: the run goes on
-            traceback.print_exc()
+            self.server.complaints.print()
             self._send_text(
                 HTTPStatus.INTERNAL_SERVER_ERROR, "this could not be made; the log of this process says why"
             )

@@ -38,10 +38,12 @@ class JsonLines:
         self._has_ended = False
 
     def status(self, facts: TerminalFacts) -> None:
-        self._write("status", terminal.to_json(facts))
+        if not self._has_ended:
+            self._write("status", terminal.to_json(facts))
 
     def event(self, event: Event) -> None:
-        self._write("event", {"event": event.kind, "level": event.level.value, "text": event.text})
+        if not self._has_ended:
+            self._write("event", {"event": event.kind, "level": event.level.value, "text": event.text})
 
     def end(self, outcome: str, exit_code: int, error: str | None = None) -> None:
         """The last line: how the command ends. Said once."""

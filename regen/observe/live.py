@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
+from functools import partial
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Protocol
 
@@ -21,10 +25,12 @@ from rich.text import Text
 
 from regen.observe.changes import Changes, Event, Level, PlainPace, Ration
 from regen.observe.json_lines import JsonLines
-from regen.observe.log import Log, LogFormat
-from regen.observe.terminal import Tone, block, plain_line
+from regen.observe.log import Log, LogFormat, without_secrets
+from regen.observe.terminal import Tone, block, one_line, plain_line
 from regen.observe.terminal_facts import TerminalFacts
 
+# A reader that falls behind: more looks than that are not kept for it, nor more sentences.
+_MOST_WAITING, _MOST_SENTENCES = 5, 1000
 _STYLES = {Tone.PLAIN: "", Tone.QUIET: "dim", Tone.GOOD: "green", Tone.WARN: "yellow", Tone.BAD: "red"}
 _LEVEL_STYLES = {Level.INFO: "", Level.WARNING: "yellow", Level.ERROR: "red"}
 
@@ -63,7 +69,8 @@ class Display(AbstractContextManager["Display"]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for view in self._views:
-            view.close()
+            with suppress(OSError, ValueError):  # a terminal that has gone: what the run has made is yet to be sealed
+                view.close()
 
     def __call__(self, facts: TerminalFacts) -> None:
         for event in self._changes.see(facts):
@@ -77,8 +84,49 @@ class Display(AbstractContextManager["Display"]):
         self._event(Event("log", text))
 
     def _event(self, event: Event) -> None:
+        """What engines and stores say may hold anything: a view gets one line that moves no cursor."""
+        told = replace(event, text=one_line(without_secrets(event.text, os.environ)))
         for view in self._views:
-            view.event(event)
+            view.event(told)
+
+
+class Aside(AbstractContextManager["Aside"]):
+    """A display in a thread of its own: who may not wait tells it, and goes on.
+
+    A terminal may take nothing for hours (Ctrl-S, a pager, a connection that hangs); engines are to be replaced and
+    Ctrl-C is to work all the same. Looks that come meanwhile are left out, sentences are kept.
+    """
+
+    def __init__(self, shown: Display, patience_seconds: float = 5.0) -> None:
+        """At the end what is still to be shown has so long."""
+        self._shown = shown
+        self._patience_seconds = patience_seconds
+        self._told: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._show, name="display", daemon=True)
+
+    def __enter__(self) -> Aside:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._told.put(None)
+        self._thread.join(self._patience_seconds)
+
+    def __call__(self, facts: TerminalFacts) -> None:
+        if self._told.qsize() < _MOST_WAITING:
+            self._told.put(partial(self._shown, facts))
+
+    def say(self, text: str) -> None:
+        if self._told.qsize() < _MOST_SENTENCES:
+            self._told.put(partial(self._shown.say, text))
+
+    def _show(self) -> None:
+        with self._shown:
+            while (show := self._told.get()) is not None:
+                with suppress(Exception):  # a closed pipe, say, is the watcher's trouble
+                    show()
 
 
 class BlockView:

@@ -1,7 +1,8 @@
 """regen's own log lines: text for people, or one JSON object a line for what collects logs.
 
-Guarantees: one line an event, whatever is in it; a reader that goes away ends nothing; the values of the environment's
-secrets are never in a line. Python's own loggers (Ray's, boto's) follow the format, in this process.
+Guarantees: one JSON line an event, whatever is in it, and in text nothing that a terminal would obey; a reader that
+goes away ends nothing; the values of the environment's secrets are never in a line. Python's own loggers (Ray's,
+boto's) follow the format, in this process.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from enum import StrEnum
 from typing import TextIO
 
 from regen.observe.changes import Event, Level
+from regen.observe.terminal import one_line
 
 FORMAT_VARIABLE = "REGEN_LOG_FORMAT"
 _SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS?)$", re.IGNORECASE)
@@ -51,14 +53,14 @@ class Log:
         self.event(Event("log", text, Level.WARNING if text.startswith("warning:") else Level.INFO))
 
     def event(self, event: Event) -> None:
-        text = without_secrets(event.text, self._environment)
+        text = self._harmless(event.text)
         line = text if self.format is LogFormat.TEXT else self._json(event.kind, event.level, text)
         with suppress(OSError, ValueError):  # closed, or nobody reads it
             print(line, file=self._stream(), flush=True)
 
     def error(self, text: str, exit_code: int) -> None:
         """The last line of a command that failed."""
-        told = without_secrets(text, self._environment)
+        told = self._harmless(text)
         line = f"regen: {told}" if self.format is LogFormat.TEXT else self._json("error", Level.ERROR, told, exit_code)
         with suppress(OSError, ValueError):
             print(line, file=self._stream(), flush=True)
@@ -74,6 +76,10 @@ class Log:
             for handler in logger.handlers:
                 handler.setFormatter(formatter)
         logging.captureWarnings(True)
+
+    def _harmless(self, text: str) -> str:
+        """Its lines, without what a terminal would obey."""
+        return "\n".join(map(one_line, without_secrets(text, self._environment).split("\n")))
 
     def _json(self, kind: str, level: Level | str, text: str, exit_code: int | None = None) -> str:
         more = {} if exit_code is None else {"exit_code": int(exit_code)}

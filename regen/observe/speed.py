@@ -96,10 +96,12 @@ class Speed:
         self._counts_from = 0.0
         self._is_first_step = True
         self._at_work_since: float | None = None  # without a token since
+        self._up_since: float | None = None  # any engine works
         self._level, self._part, self._cost = _Level(), _Level(), _Cost()
 
     def add(self, beat: Beat) -> None:
         """Time without tokens is judged when they come again: a large step, or a stall."""
+        self._up_since = (beat.now if self._up_since is None else self._up_since) if beat.slots else None
         if self._last is None or self._seen is None or beat.useful_tokens < self._last.useful_tokens:
             self._begin(beat)
             return
@@ -137,11 +139,14 @@ class Speed:
         return self._level.seconds >= _FEWEST_SECONDS
 
     def is_stalled(self, now: float) -> bool:
-        """Nothing has come for longer than large steps would explain. Before the first token, only work in vain counts:
-        engines that start are not stalled.
+        """Nothing has come for longer than large steps would explain. Before the first token, only work in vain counts.
+
+        While every engine starts, or starts again (the next arm of a calibration), nothing is stalled.
         """
         since = self._last.now if self._last is not None and self.is_known else self._at_work_since
-        return since is not None and now - since > self._stalled_after_seconds
+        if since is None or self._up_since is None:
+            return False
+        return now - max(since, self._up_since) > self._stalled_after_seconds
 
     def seconds(self, tokens_in_a_row: float, tokens_of_all: float, slots: int, spread: float = 0.0) -> float:
         """For so many tokens of one sequence that runs to the end, while all together get `tokens_of_all`.

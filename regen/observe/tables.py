@@ -193,7 +193,7 @@ def facts_table(title: str, facts: Iterable[tuple[str, str]]) -> Table:
     table.add_column()
     table.add_column(overflow="fold")
     for name, value in facts:
-        table.add_row(name, Text(value))
+        table.add_row(name, _plain(value))
     return table
 
 
@@ -230,4 +230,5 @@ def _left(title: str) -> Table:
 
 
 def _plain(text: str) -> Text:
-    return Text(text, overflow="fold")
+    """Its lines, without what a terminal would obey."""
+    return Text("\n".join(map(_one_line, text.split("\n"))), overflow="fold")

@@ -6,11 +6,12 @@ Prints nothing itself: what is to be said goes to the display or to `say`.
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from regen.errors import ExitCode, RegenError
-from regen.observe.live import Display
+from regen.observe.live import Aside, Display
 from regen.observe.log import Log
 from regen.observe.terminal_facts import facts_of
 from regen.records import CoordinatorStatus, Status
@@ -43,19 +44,30 @@ def drive(begun: Begun, address: str | None, verbosity: int, shown: Display, log
     log.adopt_loggers()  # Ray's, by now
     logs = cluster.connect(address, verbosity)
     try:
-        last = conduct(begun, cluster.RayCluster(shown.say), shown, cluster.drain_seconds())
+        with Aside(shown) as aside:
+            last = conduct(begun, cluster.RayCluster(aside.say), aside, cluster.drain_seconds())
     except RegenError:
         log(f"logs of engines and actors: {logs}")
         raise
     finally:
         cluster.disconnect()
-    patiently(
-        lambda: session.write_report(begun.storage, begun.record.spec, last, session.standing(begun.storage)), log
-    )
+    leave_report(begun, last, log)
     return last
 
 
-def conduct(begun: Begun, cluster: Cluster, shown: Display, drain_seconds: float) -> CoordinatorStatus:
+def leave_report(begun: Begun, last: CoordinatorStatus, log: Log) -> None:
+    """report.json is for people and for what reads metrics: without it the run is as complete, and yet to be sealed."""
+    try:
+        patiently(
+            lambda: session.write_report(begun.storage, begun.record.spec, last, session.standing(begun.storage)), log
+        )
+    except Exception as error:  # a defect, too
+        if not isinstance(error, RegenError):
+            traceback.print_exc()
+        log(f"warning: report.json is not written ({type(error).__name__}: {error})")
+
+
+def conduct(begun: Begun, cluster: Cluster, shown: Aside, drain_seconds: float) -> CoordinatorStatus:
     """The session itself, on whatever cluster. The last status; raises the run's error."""
     run = begun.worker_setup.run
     price = price_of(run.spec)
@@ -63,8 +75,7 @@ def conduct(begun: Begun, cluster: Cluster, shown: Display, drain_seconds: float
     def show(status: CoordinatorStatus) -> None:
         shown(facts_of(status, run.spec.name, run.session, price))
 
-    with shown:
-        return asyncio.run(session.conduct(cluster, begun.worker_setup, show, shown.say, drain_seconds))
+    return asyncio.run(session.conduct(cluster, begun.worker_setup, show, shown.say, drain_seconds))
 
 
 def settle(begun: Begun, say: Say) -> Standing:

@@ -16,7 +16,7 @@ import os
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -28,7 +28,7 @@ import pyarrow as pa
 from regen import rows
 from regen.data.plan import open_plan
 from regen.errors import Fenced, RegenError, RunHeld, StoreError, StoreUnavailable, UserError
-from regen.observe.endpoint import Endpoint, told_awaited
+from regen.observe.endpoint import Endpoint, Page, told_awaited
 from regen.observe.snapshot import Snapshot
 from regen.protocols import Storage
 from regen.records import (
@@ -84,6 +84,8 @@ BREAKER_DRAIN_SECONDS = 60.0
 SPECULATION_DRAIN_SECONDS = 60.0
 # So long a scrape waits for the loop to give it its numbers.
 _SNAPSHOT_SECONDS = 5.0
+# A port that was taken after a restart is tried for again so often.
+_PORT_SECONDS = 10.0
 _FEWEST_WARMUP_ROWS = 8
 _ENDED = (Phase.FINISHED, Phase.DRAINED, Phase.FAILED)
 
@@ -116,6 +118,7 @@ class Coordinator:
         self._drain_until: float | None = None
         self._endpoint: Endpoint | None = None
         self._page_work: asyncio.Task[None] | None = None
+        self._port_work: asyncio.Task[None] | None = None
         self._is_beside_driver = setup.boot_id == machine_identity()
 
     # --- calls -----------------------------------------------------------------------------------
@@ -207,7 +210,7 @@ class Coordinator:
 
     async def close(self) -> None:
         """Stop at once, publishing nothing: what a kill does, for coordinators that share a process with others."""
-        for task in (self._work, self._page_work):
+        for task in (self._work, self._page_work, self._port_work):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
@@ -244,8 +247,9 @@ class Coordinator:
         except Exception as error:  # a defect: it ends the run, with its trace in this process's log
             traceback.print_exc()
             self._error = self._error or RegenError(f"the coordinator failed: {type(error).__name__}: {error}")
-        if self._page_work is not None:
-            self._page_work.cancel()
+        for task in (self._page_work, self._port_work):
+            if task is not None:
+                task.cancel()
         self._phase = self._ending_phase()
         await self._leave_holder()
         if self._endpoint is not None:
@@ -280,6 +284,8 @@ class Coordinator:
         engine = self._spec.engine
         garbage = GarbageDuty(engine.slots, plan.count, replayed.records, engine.replicas)
         by_source = {source.name: source.rows for source in plan.summary.sources}
+        # Looking for rows that were interrupted takes up to two seconds of a plan of millions.
+        progress = await asyncio.to_thread(ProgressDuty, self._setup, plan, journal, reopened, is_restart)
         return OpenRun(
             plan,
             by_source,
@@ -291,7 +297,7 @@ class Coordinator:
             is_restart,
             garbage,
             tally,
-            ProgressDuty(self._setup, plan, journal, reopened, is_restart),
+            progress,
             self._heartbeat,
             CredentialWatch(storage),
         )
@@ -531,7 +537,8 @@ class Coordinator:
             for slot, stats in self._fleet.stats.items()
             if self._fleet.has_heard(slot) or not is_adopting
         }
-        run.tally.look(now, slots, gpus_per_replica(self._spec))
+        unheard = [slot for slot in slots if not self._fleet.has_heard(slot)]
+        run.tally.look(now, slots, gpus_per_replica(self._spec), unheard)
         run.tally.hung(run.schedule.hung(now))
         run.tally.store_failed(self._patience.failures)
 
@@ -595,20 +602,37 @@ class Coordinator:
         )
 
     async def _serve_metrics(self, run: OpenRun) -> None:
-        """A port that cannot be had ends a run at its start, and not in the middle, after a restart."""
+        """A port that cannot be had ends a run at its start. In the middle, after a restart, it is tried for aside."""
         metrics = self._spec.metrics
         if metrics.port is None:
             return
         loop = asyncio.get_running_loop()
         snapshot = _on_loop(loop, lambda: self._snapshot(run))
-        page = await self._live_page(run, loop)
+        make = partial(Endpoint, metrics.host, metrics.port, snapshot, await self._pages(run, loop))
         try:
-            self._endpoint = await asyncio.to_thread(Endpoint, metrics.host, metrics.port, snapshot, page.routes())
+            self._endpoint = await asyncio.to_thread(make)
             await asyncio.to_thread(self._endpoint.check)
         except UserError:
             if not run.is_restart:
                 raise
             traceback.print_exc()
+            if self._endpoint is None:
+                self._port_work = asyncio.ensure_future(self._get_port(make))
+
+    async def _get_port(self, make: Callable[[], Endpoint]) -> None:
+        """Whoever has it may go: a predecessor's process that takes its time to end, say."""
+        while self._endpoint is None:
+            await asyncio.sleep(_PORT_SECONDS)
+            with suppress(UserError):
+                self._endpoint = await asyncio.to_thread(make)
+
+    async def _pages(self, run: OpenRun, loop: asyncio.AbstractEventLoop) -> Mapping[str, Callable[[], Page]]:
+        """What stands in run.json is there for people: that it cannot be read any more stops no run."""
+        try:
+            return (await self._live_page(run, loop)).routes()
+        except RegenError:
+            traceback.print_exc()
+            return {}
 
     async def _live_page(self, run: OpenRun, loop: asyncio.AbstractEventLoop) -> LivePage:
         storage = self._storage

@@ -23,7 +23,7 @@ from regen.errors import ExportRefused, FingerprintDrift, SpecError, UserError
 from regen.protocols import Plan, Storage
 from regen.records import SampledTurn, Status
 from regen.run.record import RunRecord, require_record
-from regen.store.export.card import NOT_FOUND, Markers, TerminalFacts, card, manifest
+from regen.store.export.card import NOT_FOUND, CardFacts, Markers, card, manifest
 from regen.store.export.conversation import Fields
 from regen.store.export.export import write_records
 from regen.store.export.files import ExportFolder, WrittenFile
@@ -233,10 +233,10 @@ def _refuse_nothing(format_: Format, tally: Tally) -> None:
         )
 
 
-def _facts(source: _Source) -> TerminalFacts:
+def _facts(source: _Source) -> CardFacts:
     record = source.record
     spec, shaping = record.spec, record.shaping
-    return TerminalFacts(
+    return CardFacts(
         name=spec.name,
         fingerprint=record.fingerprint,
         target=spec.target.model,

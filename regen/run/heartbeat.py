@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -27,7 +28,7 @@ class Heartbeat:
         self._setup, self._storage, self._progress = setup, storage, progress
         self._last_at = float("-inf")
         self._beat = 0
-        self._is_in_doubt = False
+        self._is_in_doubt = self._is_broken = False
         self._beating: asyncio.Task[None] | None = None
 
     def keep(self, now: float, look_at_fence: Callable[[], None]) -> None:
@@ -86,5 +87,16 @@ class Heartbeat:
             beat=self._beat,
             beat_at=utc_now(),
             state=state,
-            progress=self._progress(),
+            progress=self._progress_told(),
         )
+
+    def _progress_told(self) -> HolderProgress | None:
+        """For people, as the file is: a defect in it is printed once, and the heart beats on."""
+        if self._is_broken:
+            return None
+        try:
+            return self._progress()
+        except Exception:
+            traceback.print_exc()
+            self._is_broken = True
+            return None

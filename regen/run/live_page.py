@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -109,6 +110,9 @@ class LivePage:
                     await asyncio.to_thread(self._take_samples, storage, reopened())
             except RegenError:
                 await asyncio.sleep(_RETRY_SECONDS)
+            except Exception:  # a defect, or a file that is none: it costs the page, and is said once
+                traceback.print_exc()
+                return
             else:
                 await asyncio.sleep(_SAMPLES_SECONDS if self._samples else NOTE_SECONDS)
 

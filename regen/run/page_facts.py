@@ -231,7 +231,7 @@ def by_status(
         phase=status.phase.value,
         note=f"session {session}.",
         has_ended=status.phase in _ENDED,
-        eta=status.eta,
+        eta=status.eta if _goes_on(status) else Eta(EtaState.WARMING),
         tokens_per_second=status.useful_tokens_per_second,
         in_flight=status.in_flight,
         queued=status.queued,
@@ -240,6 +240,11 @@ def by_status(
         status=status,
         rates=rates,
     )
+
+
+def _goes_on(status: CoordinatorStatus) -> bool:
+    """Until every row is made, and not only until what runs has ended: else nobody knows when there will be an end."""
+    return status.phase in (Phase.RUNNING, Phase.ADOPTING) or status.eta.state is EtaState.FINISHED
 
 
 def _by_holder(holder: Holder | None, is_finished: bool = False) -> Now:
@@ -254,7 +259,7 @@ def _by_holder(holder: Holder | None, is_finished: bool = False) -> Now:
     return Now(
         phase=said.phase.value,
         note=beat,
-        eta=said.eta,
+        eta=Eta(EtaState.WARMING) if said.phase is Phase.DRAINING else said.eta,
         tokens_per_second=said.useful_tokens_per_second,
         in_flight=said.in_flight,
         queued=said.queued,

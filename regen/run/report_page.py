@@ -6,11 +6,12 @@ Costs what `page_facts.from_store` costs.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from regen.errors import RegenError, UserError
+from regen.errors import RegenError, StoreRefused, UserError
 from regen.observe.page.page import whole_page
 from regen.protocols import Storage
 from regen.run.page_facts import StoredRun, from_store
@@ -24,7 +25,13 @@ Say = Callable[[str], None]
 def write_pages(storage: Storage, say: Say, with_samples: bool = True) -> None:
     """Both, into the run folder. Raises SpecError if there is no run, JournalDamaged, StoreError."""
     run = from_store(storage, with_samples)
-    storage.replace(layout.REPORT_PAGE, whole_page(run.page(datetime.now(UTC))).encode())
+    page = whole_page(run.page(datetime.now(UTC)))
+    try:
+        storage.replace(layout.REPORT_PAGE, page.encode())
+    except StoreRefused as error:
+        raise StoreRefused(
+            f"{error}. Of a folder that is only to be read: regen report {storage.url} --html FILE"
+        ) from error
     say(f"report: {storage.url}/{layout.REPORT_PAGE}")
     if _is_kept(storage):
         say(f"{storage.url}/{layout.CARD} is not regen's own any more, and stays as it is")
@@ -38,6 +45,9 @@ def leave_pages(storage: Storage, say: Say) -> None:
         patiently(lambda: write_pages(storage, say), say)
     except RegenError as error:
         say(f"the report is not written ({error}); `regen report {storage.url}` writes it")
+    except Exception as error:  # a defect: the rows are there, and how the command ends says so
+        traceback.print_exc()
+        say(f"the report is not written ({type(error).__name__}: {error})")
 
 
 def write_page_to(storage: Storage, path: Path, with_samples: bool = True) -> None:

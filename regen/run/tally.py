@@ -8,7 +8,7 @@ heard and never published are heard again from an engine that still runs, and ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from regen.records import (
@@ -158,17 +158,24 @@ class RunningTally:
         """How often the store was waited for since this coordinator began."""
         self._store_errors = max(self._store_errors, times)
 
-    def look(self, now: float, slots: Mapping[int, Mapping[SlotState, int]], gpus: float = 0.0) -> None:
+    def look(
+        self,
+        now: float,
+        slots: Mapping[int, Mapping[SlotState, int]],
+        gpus: float = 0.0,
+        unheard: Collection[int] = (),
+    ) -> None:
         """What the sequences of each slot have been doing since the last look; `now` in seconds.
 
-        `gpus` are those that one engine holds, in this session: the next may give it others.
+        `gpus` are those that one engine holds, in this session: the next may give it others. Slots that are `unheard`
+        hold nothing: their process may wait for a node for as long as the run lasts.
         """
         before, self._looked_at = self._looked_at, now
         if before is None:
             return
         for number, states in slots.items():
             slot = self._slot(number)
-            held_seconds = 0.0 if SlotState.GONE in states else now - before
+            held_seconds = 0.0 if SlotState.GONE in states or number in unheard else now - before
             slot.engine_seconds += held_seconds
             slot.gpu_seconds += held_seconds * gpus
             for state, count in states.items():

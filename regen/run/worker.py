@@ -143,6 +143,8 @@ class Worker:
                 self._metrics = await asyncio.to_thread(self._serve_metrics)
             except UserError as error:
                 self._metrics_error = str(error)
+            except Exception as error:  # the client library's, say, of a folder that is none
+                self._metrics_error = f"the engine's own metrics cannot be had: {type(error).__name__}: {error}"
 
     async def _start_engine(self) -> bool:
         """Exchanges go on while the engine loads: the coordinator sees a replica that is starting, not a silent one.

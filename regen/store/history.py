@@ -8,7 +8,7 @@ a time.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from regen.errors import JournalDamaged
 from regen.protocols import Storage
@@ -37,6 +37,14 @@ class Moment:
     tally: Tally
 
 
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What one footer says; its moment has no tally yet."""
+
+    moment: Moment
+    tally: RunTally | None
+
+
 def read_history(storage: Storage, points: int = 400) -> tuple[Moment, ...]:
     """At most `points` moments, two or more, evenly spaced by number; none of a journal without files.
 
@@ -46,16 +54,17 @@ def read_history(storage: Storage, points: int = 400) -> tuple[Moment, ...]:
         raise ValueError(f"a history has a first and a last point: {points} are too few")
     files = JournalFiles(storage)
     try:
-        footers = _read(files, points)
+        found = _read(files, points)
     except JournalDamaged:  # or else closed meanwhile, or listed while it grew: then it is whole when looked at again
-        footers = _read(files, points)
-    return _moments(footers)
+        found = _read(files, points)
+    return _moments(found)
 
 
-def _read(files: JournalFiles, points: int) -> list[Footer]:
+def _read(files: JournalFiles, points: int) -> list[_Told]:
+    """No footer is kept: in a snapshot are all rounds of the run, a hundred megabytes where many were made again."""
     numbers = _spread([file.number for file in files.files()], points)
     with ThreadPoolExecutor(READERS, thread_name_prefix="history") as readers:
-        return list(readers.map(files.read_footer, numbers))
+        return list(readers.map(lambda number: _told(files.read_footer(number)), numbers))
 
 
 def _spread(numbers: list[int], points: int) -> list[int]:
@@ -65,11 +74,15 @@ def _spread(numbers: list[int], points: int) -> list[int]:
     return [numbers[round(point * (len(numbers) - 1) / (points - 1))] for point in range(points)]
 
 
-def _moments(footers: list[Footer]) -> tuple[Moment, ...]:
+def _told(footer: Footer) -> _Told:
+    return _Told(Moment(footer.at, footer.number, footer.session, footer.totals, Tally()), _tally_in(footer))
+
+
+def _moments(found: list[_Told]) -> tuple[Moment, ...]:
     moments, newest = list[Moment](), None
-    for footer in footers:
-        newest = _tally_in(footer) or newest
-        moments.append(Moment(footer.at, footer.number, footer.session, footer.totals, tally_of(newest)))
+    for told in found:
+        newest = told.tally or newest
+        moments.append(replace(told.moment, tally=tally_of(newest)))
     return tuple(moments)
 
 

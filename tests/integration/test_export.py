@@ -16,7 +16,7 @@ from regen.run.export import Exported, ExportOptions, export, statuses_named
 from regen.run.local import LocalCluster
 from regen.run.session import seal_run, standing
 from regen.run.start import Begun
-from regen.store.export.card import NOT_FOUND, TerminalFacts, card
+from regen.store.export.card import NOT_FOUND, CardFacts, card
 from regen.store.export.conversation import Fields
 from regen.store.export.files import ExportFolder
 from regen.store.export.format import Record
@@ -134,7 +134,7 @@ def test_datasets_loads_messages_of_which_few_have_calls_and_reasoning(tmp_path:
         for messages in [*[plain] * 12_000, other]:
             folder.write(Record({"id": "1", "source": "s", "messages": messages}, "train", 3, 1, 2, 1))
         folder.finish_files()
-        facts = TerminalFacts("n", "f", "t", "c", "e", None, {}, {}, 1, 1, "1")
+        facts = CardFacts("n", "f", "t", "c", "e", None, {}, {}, 1, 1, "1")
         text = card(facts, format_, Selection(), Tally(None), folder.files, fields, NOT_FOUND)
         folder.publish(text, {})
     loaded = datasets.load_dataset(str(tmp_path / "out"), split="train", cache_dir=str(tmp_path / "cache"))

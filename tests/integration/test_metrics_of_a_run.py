@@ -20,17 +20,18 @@ from prometheus_client import Counter
 from regen.engines.fake import FakeEngine
 from regen.errors import RegenError
 from regen.observe.metrics import SERIES, Kind
-from regen.records import CoordinatorStatus, Phase, ReplicaState, Status
+from regen.records import CoordinatorStatus, Left, Phase, ReplicaState, SlotState, Status
 from regen.run.driver import LEAVE_SECONDS, Driver
 from regen.run.local import LocalCluster
 from regen.run.look import look
 from regen.run.retry import retry
 from regen.run.session import standing, write_report
+from regen.run.setup import WorkerSetup
 from regen.run.start import Begun, StartOptions, resume
 from regen.store.choosing import Wanted
 from tests import virtual_time
 from tests.processes import free_port
-from tests.runs import begin_run, make_spec
+from tests.runs import begin_run, drive, make_spec
 from tests.snapshots import Samples, parsed
 
 COUNTED = {name for series in SERIES if series.kind is not Kind.GAUGE for name in series.wire_names}
@@ -147,6 +148,29 @@ def test_no_counter_falls_when_coordinators_die(tmp_path: Path) -> None:
     assert of(scrapes[-1], "regen_coordinator_restarts_total") == 2
     assert of(scrapes[-1], "regen_retries_total") > 0
     assert of(scrapes[-1], "regen_rows_remaining") == 0
+
+
+class NoRoom(LocalCluster):
+    """Of two replicas the second waits for a node to the end."""
+
+    async def start_worker(self, setup: WorkerSetup) -> Any:
+        return Pending() if setup.worker.slot else await super().start_worker(setup)
+
+
+class Pending:
+    async def run(self) -> Left:
+        await asyncio.Event().wait()
+        raise AssertionError("it never gets a node")
+
+    async def kill(self) -> None: ...
+
+
+def test_a_replica_that_gets_no_node_costs_nothing(tmp_path: Path) -> None:
+    last = virtual_time.run(drive(NoRoom(), begun_with(tmp_path, metrics={"port": None})))
+    assert last.phase is Phase.FINISHED
+    assert last.tally.slots[0].engine_seconds > 0
+    assert last.tally.slots[1].engine_seconds == 0
+    assert last.tally.slots[1].slot_seconds[SlotState.STARTING] > 0
 
 
 def test_rows_that_are_made_again_count_again_and_stand_once(tmp_path: Path) -> None:
@@ -301,6 +325,44 @@ def test_a_run_that_waits_for_a_scrape_is_in_nobodys_way(tmp_path: Path) -> None
     assert watched(begun, act)[1].phase is Phase.FINISHED
 
 
+def test_a_coordinator_that_comes_back_to_a_taken_port_works_and_gets_it_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regen.observe.endpoint._is_yielded", lambda host, port: False)
+    port, scrapes = free_port(), list[Samples]()
+    begun = begun_with(tmp_path, 600, {"port": port, "hold_seconds": 0})
+
+    async def act(session: Watched) -> None:
+        scrapes.append(await session.scraped())
+        await session.until(partial(has_done, begun, 20))
+        assert session.cluster.coordinator is not None
+        await session.cluster.coordinator.kill()
+        with socket.create_server(("127.0.0.1", port)):
+            await session.cluster.coordinator.restart()
+            await session.until(partial(has_done, begun, 100))
+            assert (await session.cluster.coordinator.status()).metrics_url is None
+        scrapes.append(await session.scraped())
+
+    assert watched(begun, act)[1].phase is Phase.FINISHED
+    has_not_fallen(*scrapes)
+    assert of(scrapes[1], "regen_coordinator_restarts_total") == 1
+
+
+def test_a_coordinator_that_cannot_make_the_page_any_more_has_its_metrics_and_goes_on(tmp_path: Path) -> None:
+    scrapes: list[Samples] = []
+    begun = begun_with(tmp_path)
+
+    async def act(session: Watched) -> None:
+        await session.until(partial(has_done, begun, 10))
+        begun.storage.replace("run.json", b"{}")
+        assert session.cluster.coordinator is not None
+        await session.cluster.coordinator.restart()
+        scrapes.append(await session.scraped())
+
+    assert watched(begun, act)[1].phase is Phase.FINISHED
+    assert of(scrapes[0], "regen_coordinator_restarts_total") == 1
+
+
 # --- the engines' own --------------------------------------------------------------------------------
 
 OF_THE_PROCESS = Counter("engine_series", "What an engine in this process has registered.")
@@ -332,3 +394,14 @@ def test_a_port_that_an_engine_cannot_have_is_said_and_stops_nothing(tmp_path: P
     assert last.phase is Phase.FINISHED
     (said,) = session.said
     assert f"replica 0: the engine's own metrics cannot be had: cannot listen on 127.0.0.1:{port}" in said
+
+
+def test_a_folder_for_many_processes_that_is_none_is_said_and_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "none"))
+    metrics = {"port": None, "engine_port": free_port()}
+    session, last = watched(begun_with(tmp_path, 6, metrics, engine={**ENGINE, "replicas": 1}), nothing)
+    assert last.phase is Phase.FINISHED
+    (said,) = session.said
+    assert "the engine's own metrics cannot be had: ValueError" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,10 +13,13 @@ import pytest
 from typer.testing import CliRunner
 
 from regen.cli import app
+from regen.errors import StoreRefused
+from regen.observe.log import Log
 from regen.observe.page.facts import PageFacts
 from regen.observe.page.page import whole_page
 from regen.records import Status
 from regen.run.clean import clean
+from regen.run.command import leave_report, settle
 from regen.run.local import LocalCluster
 from regen.run.page_facts import from_store
 from regen.run.report_page import leave_pages, write_pages
@@ -173,6 +177,40 @@ def test_a_page_that_cannot_be_written_ends_nothing(tmp_path):
     begun.storage.replace("run.json", b"{}")
     leave_pages(begun.storage, said.append)
     assert any("the report is not written" in line and "regen report" in line for line in said)
+
+
+def test_a_defect_in_the_page_ends_nothing(tmp_path, monkeypatch, capfd):
+    begun, said = begin_run(make_spec(tmp_path, 3)), list[str]()
+    monkeypatch.setattr("regen.run.report_page.whole_page", lambda facts: 1 / 0)
+    leave_pages(begun.storage, said.append)
+    assert said == ["the report is not written (ZeroDivisionError: division by zero)"]
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+def test_a_report_json_that_cannot_be_written_is_said_and_the_run_is_sealed_all_the_same(tmp_path, monkeypatch):
+    begun, err = begin_run(make_spec(tmp_path, 6)), io.StringIO()
+    last = virtual_time.run(drive(LocalCluster(), begun))
+    for error in (StoreRefused("report.json: no permission"), ZeroDivisionError("no price")):
+
+        def refused(*args: object, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr("regen.run.session.write_report", refused)
+        leave_report(begun, last, Log(stream=lambda: err))
+    assert "report.json is not written (StoreRefused: report.json: no permission)" in err.getvalue()
+    assert "report.json is not written (ZeroDivisionError: no price)" in err.getvalue()
+    assert settle(begun, lambda text: None).is_finished
+
+
+def test_a_folder_that_is_only_to_be_read_names_the_way_out(tmp_path, monkeypatch):
+    begun = begin_run(make_spec(tmp_path, 3))
+
+    def refused(*args: object) -> None:
+        raise StoreRefused("report.html: Permission denied")
+
+    monkeypatch.setattr(begun.storage, "replace", refused)
+    with pytest.raises(StoreRefused, match=r"Permission denied.* --html FILE"):
+        write_pages(begun.storage, lambda text: None)
 
 
 def _now() -> datetime:

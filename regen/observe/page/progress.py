@@ -10,7 +10,7 @@ from regen.observe.page.facts import PageFacts, ProgressFacts
 from regen.observe.page.history import mean_rate
 from regen.observe.page.html import Child, Element, e
 from regen.observe.page.parts import remark, section
-from regen.records import EtaState, Status
+from regen.records import EtaState, Phase, Status
 
 _LOST = (Status.REJECTED, Status.FAILED, Status.DEGENERATE, Status.TRUNCATED, Status.PARTIAL)
 
@@ -78,9 +78,11 @@ def _eta(facts: PageFacts) -> tuple[str, Child]:
     """The middle, then the range and the time of day. What is not known is said in words."""
     progress, eta = facts.progress, facts.progress.eta
     is_finished = progress.planned is not None and progress.done >= progress.planned and not progress.reopened
-    if eta.state is EtaState.FINISHED or is_finished:
+    if is_finished:
         return "done", "every row has an outcome"
-    if not figures.is_known(eta.mid_seconds):
+    if eta.state is EtaState.FINISHED and not facts.has_ended:  # a pilot's are a few, and the store may be away
+        return "all made", "what this session is to make is made; the last of it is yet to be committed"
+    if facts.has_ended or not figures.is_known(eta.mid_seconds):
         return _unknown(facts)
     words = f"{figures.duration(eta.low_seconds)} to {figures.duration(eta.high_seconds)} (10th to 90th percentile)"
     if eta.state is EtaState.STALLED:
@@ -92,6 +94,8 @@ def _eta(facts: PageFacts) -> tuple[str, Child]:
 def _unknown(facts: PageFacts) -> tuple[str, str]:
     if facts.has_ended:
         return figures.UNKNOWN, "nobody runs it"
+    if facts.phase == Phase.DRAINING:
+        return figures.UNKNOWN, "it drains: whoever resumes the run makes what is left then"
     if facts.progress.eta.state is EtaState.STALLED:
         return "stalled", "no token comes"
     return "warming up", "too little is seen yet"

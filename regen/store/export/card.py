@@ -33,7 +33,7 @@ class DataFile(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class TerminalFacts:
+class CardFacts:
     """What the run says of itself. `sampling` is text by field; `done` of `planned` rows had an outcome.
 
     `reopened` of them were wanted once more and still had their older result.
@@ -69,7 +69,7 @@ NOT_FOUND = Markers(*["(not found: see the target's chat template)"] * 3)
 
 
 def manifest(
-    run: TerminalFacts, format_: Format, selection: Selection, tally: Tally, files: Sequence[Any]
+    run: CardFacts, format_: Format, selection: Selection, tally: Tally, files: Sequence[Any]
 ) -> dict[str, Any]:
     """Everything that the card says, for machines."""
     return {
@@ -84,7 +84,7 @@ def manifest(
 
 
 def card(
-    run: TerminalFacts,
+    run: CardFacts,
     format_: Format,
     selection: Selection,
     tally: Tally,
@@ -117,7 +117,7 @@ def _front_matter(files: Sequence[DataFile], features: list[dict[str, Any]] | No
     return f"---\n{yaml.safe_dump(front, sort_keys=False)}---"
 
 
-def _summary(run: TerminalFacts, format_: Format, selection: Selection, tally: Tally) -> str:
+def _summary(run: CardFacts, format_: Format, selection: Selection, tally: Tally) -> str:
     kinds = ", ".join(status.value for status in Status if status in selection.statuses)
     records = ", ".join(f"{count:,} {split}" for split, count in sorted(tally.records.items()))
     lines = [
@@ -172,7 +172,7 @@ def _left_out(tally: Tally) -> str:
     return text.strip()
 
 
-def _origin(run: TerminalFacts) -> str:
+def _origin(run: CardFacts) -> str:
     facts = [
         ("run", run.name),
         ("fingerprint", run.fingerprint),

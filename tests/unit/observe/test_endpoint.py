@@ -159,6 +159,10 @@ def test_a_snapshot_that_cannot_be_had_is_that_scrapes_error(capfd: pytest.Captu
             assert error.code == 500
             assert b"secret" not in error.read()
         assert "secret detail" in capfd.readouterr().err
+        with pytest.raises(HTTPError) as again, urlopen(endpoint.url, timeout=10):
+            pass
+        again.value.close()
+        assert "secret detail" not in capfd.readouterr().err, "each scrape of two days would print it"
         works[0] = True
         endpoint.check()
 
@@ -182,6 +186,15 @@ def test_who_takes_too_long_is_cut_off_whatever_it_sends(monkeypatch: pytest.Mon
     ):
         slow.sendall(b"GET /metrics HTTP/1.1\r\nX-Slow: ")
         until(lambda: is_cut_off(slow))
+
+
+def test_an_address_that_is_none_is_refused_without_a_trace(
+    endpoint: Endpoint, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_connection(("127.0.0.1", urlsplit(endpoint.url).port or 0)) as client:
+        client.sendall(b"GET http://[ HTTP/1.0\r\n\r\n")
+        assert client.makefile("rb").readline().startswith(b"HTTP/1.0 400 ")
+    assert capfd.readouterr().err == ""
 
 
 def test_no_more_than_so_many_are_answered_at_once(endpoint: Endpoint) -> None:

@@ -394,6 +394,19 @@ def test_engines_that_start_are_not_stalled_and_those_that_never_answer_are() ->
     assert estimator.estimate(366.0, {"a": 9}, []) == Eta(EtaState.STALLED)
 
 
+def test_engines_that_start_again_are_not_stalled_and_have_their_time_for_a_first_token() -> None:
+    """A calibration starts them for each of its arms, and a large model takes a quarter of an hour to load."""
+    speed = Speed(60.0)
+    for second in range(120):
+        speed.add(Beat(second, 500 * second, 8, 8))
+    for second in range(120, 1000):
+        speed.add(Beat(second, 500 * 119, 0, 0))
+        assert not speed.is_stalled(second)
+    for second in range(1000, 1062):
+        speed.add(Beat(second, 500 * 119, 8, 8))
+        assert speed.is_stalled(second) == (second > 1060)
+
+
 def test_slots_to_come_count() -> None:
     """Half of the engines are being replaced: the queue goes as fast as with all of them."""
     estimator = Estimator({"a": Group(1000)})

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+import threading
 
 import pytest
 
 from regen.observe.changes import Event, Level
 from regen.observe.json_lines import JsonLines
-from regen.observe.live import BlockView, Display, JsonView, LineView, TirelessConsole, display
+from regen.observe.live import Aside, BlockView, Display, JsonView, LineView, TirelessConsole, display
 from regen.observe.log import Log, LogFormat
 from regen.observe.terminal_facts import TerminalFacts
 from tests.terminal_facts import FULL, facts
@@ -55,6 +56,94 @@ def test_without_utf_8_there_are_ascii_signs_and_hostile_names_do_no_harm() -> N
     assert b"####" in out
     assert b"[bold]no[/]" in out
     assert b"\x1b[2J" not in out
+
+
+HOSTILE = "EngineDied: \x1b]0;owned\x07\x1b[2J\x9b31mred\r\nregen: finished \u202e"
+
+
+@pytest.mark.parametrize("environment", [{}, {"TERM": "dumb"}])
+def test_what_an_engine_says_moves_no_cursor_and_is_one_line(environment: dict[str, str]) -> None:
+    console, out = terminal(200, **environment)
+    lines = io.StringIO()
+    with display(console, Log(), JsonLines(lines)) as shown:
+        shown.say(HOSTILE)
+    text = out.getvalue().decode()
+    assert "EngineDied" in text
+    assert not {"\x1b", "\x9b", "\x07", "\r", "\u202e"} & set(text)
+    assert text.count("\n") == 1
+    assert "u001b" not in lines.getvalue()
+
+
+def test_a_secret_that_an_error_quotes_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_abcdefgh")
+    console, out = terminal(TERM="dumb")
+    with display(console, Log()) as shown:
+        shown.say("401 for hf_abcdefgh")
+    assert out.getvalue() == b"401 for [HF_TOKEN]\n"
+
+
+class HungUp(io.StringIO):
+    """A terminal whose line is cut."""
+
+    is_gone = False
+
+    def write(self, text: str) -> int:
+        if self.is_gone:
+            raise OSError(5, "Input/output error")
+        return super().write(text)
+
+
+def test_a_terminal_that_has_hung_up_does_not_end_the_command() -> None:
+    """Else nothing would be sealed."""
+    stream = HungUp()
+    console = TirelessConsole(file=stream, force_terminal=True, width=80, _environ={"TERM": "xterm"})
+    with display(console, Log()) as shown:
+        shown(FULL)
+        stream.is_gone = True
+
+
+class Stopped(io.StringIO):
+    """A terminal after Ctrl-S: it takes nothing until it is let go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = threading.Event()
+
+    def write(self, text: str) -> int:
+        assert self.goes_on.wait(60)
+        return super().write(text)
+
+
+def test_a_terminal_that_takes_nothing_holds_up_nobody() -> None:
+    stream = Stopped()
+    console = TirelessConsole(file=stream, force_terminal=True, width=80, _environ={"TERM": "dumb"})
+    with Aside(display(console, Log()), patience_seconds=0.01) as shown:
+        for number in range(200):
+            shown(facts(left=200 - number))
+        shown.say("draining")
+    assert stream.getvalue() == ""
+    stream.goes_on.set()
+    shown._thread.join(60)
+    assert "draining" in stream.getvalue()
+    assert stream.getvalue().count("\n") < 10, "what was to be seen meanwhile is old"
+
+
+def test_what_a_display_raises_is_not_the_runs() -> None:
+    class Broken:
+        def facts(self, facts: TerminalFacts) -> None:
+            raise ValueError("no room")
+
+        def event(self, event: Event) -> None:
+            said.append(event.text)
+
+        def close(self) -> None:
+            said.append("closed")
+
+    said: list[str] = []
+    with Aside(Display([Broken()], hears_driver=True)) as shown:
+        shown(FULL)
+        shown.say("still here")
+    assert said[-2:] == ["still here", "closed"]
 
 
 def test_a_narrower_terminal_leaves_what_it_has_folded_and_begins_anew() -> None:

@@ -61,6 +61,24 @@ def test_values_of_secrets_are_never_in_a_line(log_format: LogFormat) -> None:
     assert "[AWS_SECRET_ACCESS_KEY]" in stream.getvalue()
 
 
+def test_nothing_comes_after_the_end() -> None:
+    """The display's thread may be behind a slow reader by then."""
+    stream = io.StringIO()
+    lines = JsonLines(stream)
+    lines.end("finished", 0)
+    lines.status(FULL)
+    lines.event(Event("log", "late"))
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_text_of_strangers_moves_no_cursor() -> None:
+    stream = io.StringIO()
+    told = log(LogFormat.TEXT, stream)
+    told("it said \x1b[2J\r")
+    told.error("drift:\n  one \x1b[31m\n  two", 5)
+    assert stream.getvalue() == "it said  [2J \nregen: drift:\n  one  [31m\n  two\n"
+
+
 def test_what_is_no_secret_stays() -> None:
     assert without_secrets("abc in /usr/bin", SECRETS) == "abc in /usr/bin"
 

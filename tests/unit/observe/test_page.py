@@ -180,7 +180,8 @@ def test_charts_and_tables_say_what_they_are():
         (Eta(EtaState.STALLED), {}, "stalledno token comes"),
         (Eta(EtaState.STALLED, 60, 120, 600), {}, "no token comes; 1 min 00 s to 10 min 00 s"),
         (Eta(EtaState.ESTIMATING, 3600, 7200, 90000), {}, "1 h 00 min to 1 d 1 h"),
-        (Eta(EtaState.FINISHED), {}, "every row has an outcome"),
+        (Eta(EtaState.FINISHED, 0, 0, 0), {}, "what this session is to make is made"),
+        (Eta(EtaState.FINISHED, 0, 0, 0), {"has_ended": True}, "nobody runs it"),
     ],
 )
 def test_the_time_to_go_says_its_state_in_words(eta, changes, said):
@@ -199,6 +200,10 @@ def test_the_time_to_go_says_its_state_in_words(eta, changes, said):
 def test_the_deadline_is_compared_with_the_time_to_go(deadline, said):
     progress = ProgressFacts(100, 50, eta=Eta(EtaState.ESTIMATING, 8e3, 1e4, 2e4), deadline_seconds=deadline)
     assert said in Parsed(whole_page(empty(progress=progress))).text
+
+
+def test_done_is_said_when_every_row_is_committed():
+    assert "every row has an outcome" in Parsed(whole_page(empty(progress=ProgressFacts(10, 10)))).text
 
 
 def test_rows_that_are_to_be_made_again_are_not_done():

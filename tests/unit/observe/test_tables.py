@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from regen.observe.tables import calibration_table
+from regen.observe.tables import calibration_table, facts_table
 
 
 @dataclass(frozen=True)
@@ -44,3 +44,14 @@ def test_a_calibration_of_four_arms_fits_80_columns_whole() -> None:
         "chosen: off. it is faster",
     ):
         assert word in out.getvalue()
+
+
+def test_what_strangers_wrote_moves_no_cursor() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=100, _environ={"TERM": "xterm", "NO_COLOR": "1"})
+    console.print(facts_table("Run", [("trouble", "died: \x1b[2J\x9b31m\x1b]0;owned\x07")]))
+    console.print(calibration_table(Choice("off", "it said \x1b[2J", [])))
+    assert "died:" in out.getvalue()
+    assert not {"\x9b", "\x07"} & set(out.getvalue())
+    assert "\x1b[2J" not in out.getvalue()
+    assert "\x1b]" not in out.getvalue()

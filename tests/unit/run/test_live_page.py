@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +15,8 @@ from regen.observe.page.facts import Fact
 from regen.records import (
     CoordinatorStatus,
     EngineCounters,
+    Eta,
+    EtaState,
     Phase,
     ReplicaState,
     ReplicaStats,
@@ -152,6 +156,16 @@ def test_a_store_that_is_away_only_costs_the_past(world):
     assert "session s1 began" in world.main()
 
 
+def test_a_store_that_cannot_be_understood_costs_the_past_and_is_said(world, capfd):
+    class Odd(MemoryStorage):
+        def list(self, prefix):
+            raise KeyError("odd")
+
+    kept(world, Odd(), 45, step=10)
+    assert "lowest 10, highest 10" in world.chart()
+    assert capfd.readouterr().err.count("KeyError: 'odd'") == 1
+
+
 @pytest.mark.parametrize("samples", [True, False])
 def test_prompts_and_answers_are_shown_only_when_asked_for(world, samples):
     storage = MemoryStorage()
@@ -177,3 +191,20 @@ def test_an_engines_rate_is_of_its_last_minute_and_ends_with_it(world):
     world.state = ReplicaState.STOPPED
     world.now += 10
     assert rate() == "n/a"
+
+
+@pytest.mark.parametrize(
+    ("phase", "told"),
+    [(Phase.DRAINING, "it drains"), (Phase.DRAINED, "nobody runs it"), (Phase.FAILED, "nobody runs it")],
+)
+def test_a_session_that_ends_before_its_rows_tells_no_time_to_go(world, phase, told):
+    running: Callable[[], Glance] = world.glance
+
+    def glance() -> Glance:
+        seen = running()
+        eta = Eta(EtaState.ESTIMATING, 3600.0, 7200.0, 9000.0)
+        return replace(seen, status=replace(seen.status, phase=phase, eta=eta))
+
+    world.page._glance = glance
+    assert told in world.main()
+    assert "2 h 00 min" not in world.main()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from itertools import count, pairwise
+from threading import Lock
 
 import pytest
 
@@ -12,7 +15,9 @@ from regen.protocols import Storage, StoredObject
 from regen.records import RetryReason, SlotState, SlotTally, Tally
 from regen.rows import to_table
 from regen.store.control import RunTally
-from regen.store.history import read_history
+from regen.store.files import JournalFiles
+from regen.store.footer import Footer
+from regen.store.history import READERS, read_history
 from regen.store.journal import Journal
 from regen.store.layout import JOURNAL, journal_key
 from regen.store.replay import replay
@@ -66,6 +71,28 @@ def test_each_moment_tells_what_its_footer_does() -> None:
         assert moment.at == f"2026-01-01T00:00:{moment.number:02d}.000+00:00"
         assert moment.tally == tally_of(a_tally(moment.number) if moment.number else None)
     assert [moment.totals.done for moment in read_history(storage)] == [0, 1, 2, 3, 4, 5]
+
+
+class Held(Footer):
+    """One that can be waited for to go."""
+
+
+def test_no_footer_is_kept_while_others_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot has all rounds of the run: four hundred of them at a time would be more than a machine has."""
+    read, storage = JournalFiles.read_footer, a_run(60)
+    held, most, lock = list[weakref.ref[Held]](), list[int](), Lock()
+
+    def watched(files: JournalFiles, number: int) -> Footer:
+        footer = read(files, number)
+        told = Held(*(getattr(footer, each.name) for each in fields(footer)))
+        with lock:
+            held.append(weakref.ref(told))
+            most.append(sum(one() is not None for one in held))
+        return told
+
+    monkeypatch.setattr(JournalFiles, "read_footer", watched)
+    assert len(read_history(storage)) == 60 <= len(most)
+    assert max(most) <= READERS + 1
 
 
 def test_a_journal_without_files_has_no_history() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from regen.store.export.card import Markers, TerminalFacts, card, manifest
+from regen.store.export.card import CardFacts, Markers, card, manifest
 from regen.store.export.conversation import Fields
 from regen.store.export.files import WrittenFile
 from regen.store.export.format import Record
@@ -49,7 +49,7 @@ def test_a_record_beyond_the_limit_loses_its_end_or_all_that_is_trained_on() -> 
     assert (without.cut_records, without.lost_records) == (0, 0)
 
 
-RUN = TerminalFacts(
+RUN = CardFacts(
     name="a run",
     fingerprint="f" * 32,
     target="org/model",
@@ -65,7 +65,7 @@ RUN = TerminalFacts(
 FILES = [WrittenFile("train-00000.jsonl", "train", 3, 100, "0" * 32)]
 
 
-def made_card(name: str, run: TerminalFacts = RUN) -> str:
+def made_card(name: str, run: CardFacts = RUN) -> str:
     markers = Markers("<|im_start|>assistant\n", "<|im_end|>", "\n")
     return card(run, FORMATS[name], Selection(), filled(), FILES, Fields(), markers)
 
