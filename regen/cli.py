@@ -288,6 +288,34 @@ def pilot(
 
 
 @app.command()
+def estimate(
+    spec: Spec,
+    tokens_per_second: Annotated[
+        float | None, typer.Option(min=0.001, help="Of all replicas; without, as it was calibrated or measured.")
+    ] = None,
+    answer_tokens: Annotated[
+        float | None, typer.Option(min=1, help="Assume so many an answer, for sources of which no row is made.")
+    ] = None,
+    gpu_hour_price: Annotated[
+        float | None, typer.Option(min=0, help="For the cost; without, the spec's price.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tokens, hours, cost and disk of the run, as ranges, before it has run. Starts no engine and writes nothing."""
+    from regen.observe.estimate_table import estimate_tables
+    from regen.run.estimate_spec import Assumptions, estimate_spec
+    from regen.run.start import StartOptions
+    from regen.spec import load_spec
+
+    given = Assumptions(tokens_per_second, answer_tokens, gpu_hour_price)
+    made = estimate_spec(load_spec(spec), given, StartOptions().processes)
+    if as_json:
+        print(json.dumps(made.to_json(), indent=1))
+    else:
+        _console().print(estimate_tables(made.view()))
+
+
+@app.command()
 def resume(
     run: Run,
     draft: Annotated[str | None, typer.Option(help="Another draft from here on, as its folder or hub name.")] = None,
