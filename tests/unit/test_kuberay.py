@@ -19,6 +19,7 @@ from regen.run.cluster import DRAIN_SECONDS, DRAIN_SECONDS_VARIABLE, JOB_STOP_SE
 from regen.run.driver import LEAVE_SECONDS
 from regen.run.fit import Evidence, Node, Questions, demand_of, fit
 from regen.spec import RunSpec, parse_spec
+from tests.chaos.ray_cluster import REPLICA
 from tests.rayjob_schema import RAY_JOB
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -308,6 +309,21 @@ def test_with_no_driver_there_is_nothing_to_wait_for(tmp_path: Path) -> None:
     (tmp_path / "pid").write_text(f"{ended.pid}\n")
     with drain(tmp_path) as draining:
         assert draining.wait(timeout=20) == 0
+
+
+def test_a_workers_pod_waits_while_a_replica_is_in_it(tmp_path: Path) -> None:
+    """`pgrep` is a stand-in that finds it three times, and `sleep` one that does not."""
+    (tmp_path / "pgrep").write_text('#!/bin/sh\necho "$@" >> asked\n[ "$(wc -l < asked)" -le 3 ]\n')
+    (tmp_path / "sleep").write_text("#!/bin/sh\n")
+    for name in ("pgrep", "sleep"):
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "wait.sh").write_text(scripts()["wait.sh"])
+    subprocess.run(["sh", "wait.sh"], cwd=tmp_path, env={"PATH": f"{tmp_path}:/bin:/usr/bin"}, check=True, timeout=20)
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert len(asked) == 4
+    pattern = asked[0].removeprefix("-f ")
+    assert re.search(pattern, f"{REPLICA}.run")
+    assert not re.search(pattern, scripts()["wait.sh"]), "or it would find the shell that runs it"
 
 
 def test_the_driver_is_the_process_whose_number_is_written(tmp_path: Path) -> None:
