@@ -185,6 +185,41 @@ def doctor(
 
 
 @app.command()
+def check(
+    spec: Spec,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", metavar="ADDRESS", help="The Ray cluster; without, this job's or machine."),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="How long nodes may take to answer.")] = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Would this spec fit on that cluster, and is everything there on every node; exit 3 if not. Starts no engine."""
+    from regen.observe.tables import facts_table, findings_table
+    from regen.run import cluster as ray_cluster
+    from regen.run.fit import Evidence, demand_of, facts, fit, questions_of
+    from regen.spec import load_spec, with_absolute_paths
+    from regen.speculative.preflight import is_refused
+
+    parsed = with_absolute_paths(load_spec(spec))
+    demand, questions = demand_of(parsed), questions_of(parsed)
+    ray_cluster.connect(cluster, verbosity=0)
+    try:
+        evidence = Evidence(demand, questions, ray_cluster.survey(questions, seconds), *ray_cluster.free_resources())
+    finally:
+        ray_cluster.disconnect()
+    findings = fit(evidence)
+    if as_json:
+        print(json.dumps([finding.to_json() for finding in findings], indent=1))
+    else:
+        _console().print(facts_table("Cluster", facts(evidence)))
+        if findings:
+            _console().print(findings_table(findings, "Does not fit" if is_refused(findings) else "Fits"))
+    if is_refused(findings):
+        raise typer.Exit(ExitCode.PREFLIGHT)
+
+
+@app.command()
 def run(
     spec: Spec,
     address: Address = None,

@@ -26,8 +26,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from regen.errors import EngineDied, RegenError, UserError
 from regen.records import CoordinatorStatus, Death, ExchangeReply, ExchangeRequest, Left, Toll, WorkerId
-from regen.run import leash
+from regen.run import leash, probe
 from regen.run.coordinator import Coordinator
+from regen.run.fit import Answers, Node, Questions
 from regen.run.replica import build_worker
 from regen.run.setup import Assignment, RunSetup, WorkerSetup
 from regen.spec import EngineSpec, RunSpec, VllmEngineSpec, dump_spec, with_absolute_paths
@@ -40,6 +41,8 @@ DRAIN_SECONDS_VARIABLE = "REGEN_DRAIN_SECONDS"
 # A replica that has no node by then is spoken of.
 PLACEMENT_SECONDS = 30.0
 _CONCURRENT_CALLS = 2000
+# Ray gives it to the node that was started with `--head`, and to no other.
+_HEAD_RESOURCE = "node:__internal_head__"
 _AUTHENTICATION_LOG = logging.getLogger("ray._private.authentication.authentication_token_setup")
 
 
@@ -193,6 +196,46 @@ def _is_no_note_of_tokens(record: logging.LogRecord) -> bool:
     return record.funcName != "_warn_token_auth_enabled"
 
 
+def survey(questions: Questions, seconds: float) -> list[Node]:
+    """Every live node of the connected cluster, and what it says within `seconds`. Runs one small task on each."""
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    asked = {node["NodeID"]: _ask(node["NodeID"], questions) for node in alive}
+    answered, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=seconds)
+    return [_node(node, asked[node["NodeID"]], set(answered), seconds) for node in alive]
+
+
+def free_resources() -> tuple[float, float]:
+    """CPUs and GPUs of the whole cluster that nobody holds at this moment."""
+    free = ray.available_resources()
+    return free.get("CPU", 0.0), free.get("GPU", 0.0)
+
+
+def _ask(node_id: str, questions: Questions) -> Any:
+    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    return answer_questions.options(scheduling_strategy=there).remote(questions)
+
+
+def _node(node: dict[str, Any], asked: Any, answered: set[Any], seconds: float) -> Node:
+    answers: Answers | None = None
+    error = f"nothing within {seconds:g} s"
+    if asked in answered:
+        try:
+            answers, error = ray.get(asked), ""
+        except RayError as failed:
+            error = _last_line(failed)
+    else:
+        ray.cancel(asked)
+    has = node["Resources"]
+    return Node(
+        name=f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})",
+        cpus=has.get("CPU", 0.0),
+        gpus=has.get("GPU", 0.0),
+        is_head=_HEAD_RESOURCE in has,
+        answers=answers,
+        error=error,
+    )
+
+
 def disconnect() -> None:
     """Leave the cluster; a local one ends with it."""
     ray.shutdown()
@@ -236,6 +279,12 @@ def _last_line(error: BaseException) -> str:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+@ray.remote(num_cpus=0, max_retries=0)  # type: ignore[untyped-decorator]
+def answer_questions(questions: Questions) -> Answers:
+    """On the node that is asked."""
+    return probe.answer(questions)
 
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=_CONCURRENT_CALLS)
