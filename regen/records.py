@@ -5,7 +5,7 @@ Units: token counts are counts, times are seconds (float), ordinals are position
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -446,6 +446,10 @@ class ReplicaState(StrEnum):
     STOPPED = "stopped"
 
 
+# Their engines make tokens.
+WORKING_STATES = (ReplicaState.RUNNING, ReplicaState.DRAINING)
+
+
 class Command(StrEnum):
     """What the coordinator tells a worker with each exchange."""
 
@@ -465,6 +469,10 @@ class Phase(StrEnum):
     FINISHED = "finished"
     DRAINED = "drained"
     FAILED = "failed"
+
+
+# Of a session that hands out nothing more and has published all that it will.
+ENDED_PHASES = (Phase.FINISHED, Phase.DRAINED, Phase.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -519,6 +527,12 @@ class ReplicaStats:
     first_request_at: float | None = None  # epoch seconds on the worker's clock
     last_completion_at: float | None = None
     metrics_error: str | None = None
+
+
+def engines_acceptance(replicas: Iterable[ReplicaStats]) -> Acceptance:
+    """What their engines have counted since they started; those without counters add nothing."""
+    counted = (stats.counters.acceptance for stats in replicas)
+    return sum((acceptance for acceptance in counted if acceptance is not None), Acceptance())
 
 
 @dataclass(frozen=True, slots=True)
@@ -737,6 +751,23 @@ class Tally:
     retries: Mapping[RetryReason, int] = field(default_factory=dict)
     store_errors: int = 0
     coordinator_restarts: int = 0
+
+    @property
+    def failed_attempts(self) -> int:
+        return sum(self.retries.values())
+
+    @property
+    def restarts(self) -> int:
+        """Of engines."""
+        return sum(slot.restarts for slot in self.slots.values())
+
+    @property
+    def stalls(self) -> int:
+        return sum(slot.stalls for slot in self.slots.values())
+
+    @property
+    def gpu_seconds(self) -> float:
+        return sum(slot.gpu_seconds for slot in self.slots.values())
 
 
 @dataclass(frozen=True, slots=True)

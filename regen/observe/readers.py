@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 
 from regen import length_buckets
+from regen.observe.price import cost
 from regen.observe.snapshot import Snapshot
 from regen.records import (
+    WORKING_STATES,
     Acceptance,
     EtaState,
     Label,
@@ -156,19 +158,19 @@ def eta_seconds(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def gpu_seconds(snapshot: Snapshot) -> float:
-    return sum(slot.gpu_seconds for slot in snapshot.status.tally.slots.values())
+    return snapshot.status.tally.gpu_seconds
 
 
 def cost_so_far(snapshot: Snapshot) -> Iterator[Sample]:
     price = snapshot.facts.price_per_gpu_hour
-    yield (snapshot.facts.currency,), NAN if price is None else gpu_seconds(snapshot) / 3600 * price
+    yield (snapshot.facts.currency,), NAN if price is None else cost(gpu_seconds(snapshot), price)
 
 
 def cost_to_go(snapshot: Snapshot) -> Iterator[Sample]:
     facts, eta = snapshot.facts, snapshot.status.eta
     seconds = 0.0 if eta.state is EtaState.FINISHED or not facts.gpus else _known(eta.mid_seconds)
     price = facts.price_per_gpu_hour
-    yield (facts.currency,), NAN if price is None else seconds * facts.replicas * facts.gpus / 3600 * price
+    yield (facts.currency,), NAN if price is None else cost(seconds * facts.replicas * facts.gpus, price)
 
 
 # --- speculation -----------------------------------------------------------------------------------
@@ -215,7 +217,7 @@ def slot_seconds(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def is_up(stats: ReplicaStats) -> float:
-    return float(stats.state in (ReplicaState.RUNNING, ReplicaState.DRAINING))
+    return float(stats.state in WORKING_STATES)
 
 
 def phase(snapshot: Snapshot) -> Phase:

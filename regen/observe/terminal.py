@@ -14,7 +14,7 @@ from typing import Any
 
 from regen.observe.eta_text import duration, eta_text
 from regen.observe.terminal_facts import TerminalFacts
-from regen.records import EtaState, Phase, ReplicaState, Status
+from regen.records import ENDED_PHASES, EtaState, Phase, ReplicaState, Status
 
 MOST_LINES = 12
 WIDEST = 100
@@ -22,7 +22,6 @@ _LABEL_WIDTH = 9
 _LEAST_WIDTH = 20
 _BAD_VERDICTS = frozenset({"garbage", "dead", "collapsed", "absent", "off_profile", "decayed"})
 _UP = (ReplicaState.RUNNING, ReplicaState.DRAINING)
-_ENDED = (Phase.FINISHED, Phase.DRAINED, Phase.FAILED)
 
 
 class Tone(StrEnum):
@@ -185,7 +184,7 @@ def _outcomes(facts: TerminalFacts) -> list[Part]:
 
 
 def _engines(facts: TerminalFacts) -> list[Part]:
-    if facts.phase in _ENDED:
+    if facts.phase in ENDED_PHASES:
         return []
     counted = ((name, tone, facts.engines_in(state)) for state, name, tone in _ENGINE_STATES)
     parts = [Part(f"{count} {name}", tone) for name, tone, count in counted if count]
@@ -224,7 +223,7 @@ def _store(facts: TerminalFacts) -> list[Part]:
     if facts.uncommitted_rows:
         bytes_told = f" ({size(facts.uncommitted_bytes)})" if facts.uncommitted_bytes else ""
         parts.append(Part(f"{_plural(facts.uncommitted_rows, 'row')}{bytes_told} not committed yet"))
-    if facts.last_commit_age_seconds is not None and facts.phase not in _ENDED:
+    if facts.last_commit_age_seconds is not None and facts.phase not in ENDED_PHASES:
         parts.append(Part(f"last commit {duration(facts.last_commit_age_seconds)} ago"))
     if facts.tally.store_errors:
         parts.append(Part(_plural(facts.tally.store_errors, "store error"), Tone.WARN))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from regen.observe.price import Price
 from regen.records import (
     CoordinatorStatus,
     Eta,
@@ -17,6 +18,7 @@ from regen.records import (
     SpeculationStatus,
     Status,
     Tally,
+    engines_acceptance,
 )
 
 # The gate's words and the guard's (speculative/gate.py, verdicts.py).
@@ -31,18 +33,6 @@ _WORST_FIRST = (
     "unknown",
     "healthy",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """Of one GPU and one hour that an engine holds it."""
-
-    per_gpu_hour: float
-    currency: str
-
-    def so_far(self, tally: Tally) -> float:
-        """What the run's engines have cost since it began, as far as that is published."""
-        return sum(slot.gpu_seconds for slot in tally.slots.values()) / 3600 * self.per_gpu_hour
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +100,15 @@ class TerminalFacts:
 
     @property
     def retries(self) -> int:
-        return sum(self.tally.retries.values())
+        return self.tally.failed_attempts
 
     @property
     def restarts(self) -> int:
-        return sum(slot.restarts for slot in self.tally.slots.values())
+        return self.tally.restarts
 
     @property
     def stalls(self) -> int:
-        return sum(slot.stalls for slot in self.tally.slots.values())
+        return self.tally.stalls
 
     def engines_in(self, *states: ReplicaState) -> int:
         return sum(engine.state in states for engine in self.engines)
@@ -166,11 +156,7 @@ def facts_of(status: CoordinatorStatus, name: str, session: str = "", price: Pri
 
 def accept_length_now(status: CoordinatorStatus) -> float | None:
     """Over all replicas since their engines started; None without speculation or before its first step."""
-    drafts = accepted = 0
-    for stats in status.replicas.values():
-        if (acceptance := stats.counters.acceptance) is not None:
-            drafts, accepted = drafts + acceptance.drafts, accepted + acceptance.accepted
-    return 1.0 + accepted / drafts if drafts else None
+    return engines_acceptance(status.replicas.values()).accept_length
 
 
 def worst_verdict(speculation: SpeculationStatus) -> str | None:

@@ -32,6 +32,7 @@ from regen.observe.endpoint import Endpoint, Page, told_awaited
 from regen.observe.snapshot import Snapshot
 from regen.protocols import Storage
 from regen.records import (
+    ENDED_PHASES,
     Command,
     CoordinatorStatus,
     Death,
@@ -87,7 +88,6 @@ _SNAPSHOT_SECONDS = 5.0
 # A port that was taken after a restart is tried for again so often.
 _PORT_SECONDS = 10.0
 _FEWEST_WARMUP_ROWS = 8
-_ENDED = (Phase.FINISHED, Phase.DRAINED, Phase.FAILED)
 
 T = TypeVar("T")
 
@@ -126,7 +126,7 @@ class Coordinator:
     async def exchange(self, request: ExchangeRequest) -> ExchangeReply:
         """One worker's listing against what is known: see `records.ExchangeRequest` and `run/schedule.py`."""
         self._ensure_working()
-        if self._phase in _ENDED or request.session != self._setup.session:
+        if self._phase in ENDED_PHASES or request.session != self._setup.session:
             return ExchangeReply(Command.STOP)
         if (run := self._run) is None:
             return ExchangeReply(Command.WAIT)
@@ -644,12 +644,13 @@ class Coordinator:
         return page
 
     def _glance(self, run: OpenRun) -> Glance:
-        deadline = deadline_seconds(self._setup.started_at, self._spec.limits.hours, datetime.now(UTC))
-        return Glance(time.time(), self._status(), run.journal.records, deadline)
+        return Glance(time.time(), self._status(), run.journal.records, self._deadline_seconds())
 
     def _snapshot(self, run: OpenRun) -> Snapshot:
-        deadline = deadline_seconds(self._setup.started_at, self._spec.limits.hours, datetime.now(UTC))
-        return Snapshot(self._status(), run.planned_by_source, run_facts(self._spec), deadline)
+        return Snapshot(self._status(), run.planned_by_source, run_facts(self._spec), self._deadline_seconds())
+
+    def _deadline_seconds(self) -> float | None:
+        return deadline_seconds(self._setup.started_at, self._spec.limits.hours, datetime.now(UTC))
 
     def _claim(self) -> Claim:
         setup = self._setup

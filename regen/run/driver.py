@@ -15,7 +15,7 @@ from itertools import count
 from typing import Protocol
 
 from regen.errors import EngineGarbage, EngineStalled, EngineStartFailed, RegenError, UserError
-from regen.records import CoordinatorStatus, Death, Left, Phase, Toll, WorkerId
+from regen.records import ENDED_PHASES, CoordinatorStatus, Death, Left, Phase, Toll, WorkerId
 from regen.run.restarts import Restarts
 from regen.run.setup import Assignment, RunSetup, WorkerSetup
 
@@ -34,7 +34,6 @@ FAREWELL_POLL_SECONDS = 0.5
 FAREWELL_ANSWER_SECONDS = 5.0
 # Errors that say nothing of the rows that an engine had.
 _BLAMELESS = (UserError, EngineStartFailed, EngineGarbage)
-_ENDED = (Phase.FINISHED, Phase.DRAINED, Phase.FAILED)
 
 
 class CoordinatorHandle(Protocol):
@@ -150,7 +149,7 @@ class Driver:
         replicas: list[asyncio.Task[None]] = []
         try:
             status = await self._until_open(coordinator)
-            if status.phase not in _ENDED and self._drain_until is None:
+            if status.phase not in ENDED_PHASES and self._drain_until is None:
                 slots = range(self._pattern.run.spec.engine.replicas)
                 replicas = [asyncio.ensure_future(self._keep_replica(coordinator, slot)) for slot in slots]
             status = await self._supervise(coordinator, replicas)
@@ -203,7 +202,7 @@ class Driver:
             status = await coordinator.status()
             self._observe(status)
             _raise_if_failed(status)
-            if status.phase in _ENDED:
+            if status.phase in ENDED_PHASES:
                 return status
             restarts.see(status)
             self._obey_hours(started_at)
@@ -269,7 +268,7 @@ class Driver:
         while self._drain_until is None:
             if (assignment := await coordinator.assignment(slot)) is not None:
                 return assignment
-            if (await coordinator.status()).phase in _ENDED:
+            if (await coordinator.status()).phase in ENDED_PHASES:
                 return None
             await asyncio.sleep(OPENING_POLL_SECONDS)
         return None
@@ -317,7 +316,7 @@ class Driver:
         if failed and self._drain_until is None:
             self._drain(LEAVE_SECONDS / 2)  # for the store: nothing is in work any more
             status = await coordinator.status()
-            while status.phase not in _ENDED and time.monotonic() - since < LEAVE_SECONDS:
+            while status.phase not in ENDED_PHASES and time.monotonic() - since < LEAVE_SECONDS:
                 await self._pass_on_drain(coordinator, status)
                 await asyncio.sleep(OPENING_POLL_SECONDS)
                 status = await coordinator.status()

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from regen.records import EngineCounters, ReplicaState, ReplicaStats, WorkerId
-
-_WORKING = (ReplicaState.RUNNING, ReplicaState.DRAINING)
+from regen.records import WORKING_STATES, EngineCounters, ReplicaState, ReplicaStats, WorkerId, engines_acceptance
 
 
 class Fleet:
@@ -30,7 +28,7 @@ class Fleet:
         counted = self.stats[slot].counters.output_tokens
         if before is not None and before != worker:
             self._sampled_before += counted
-        elif before is not None and self.stats[slot].state in _WORKING:
+        elif before is not None and self.stats[slot].state in WORKING_STATES:
             # Neither a warm-up's tokens nor those that an earlier coordinator has seen belong to this session's rows.
             self.paced_tokens += stats.counters.output_tokens - counted
         self._heard[slot], self.stats[slot] = worker, stats
@@ -73,15 +71,11 @@ class Fleet:
     @property
     def accept_length(self) -> float | None:
         """Since the engines started; None without speculation or before its first step."""
-        drafts = accepted = 0
-        for stats in self.stats.values():
-            if (acceptance := stats.counters.acceptance) is not None:
-                drafts, accepted = drafts + acceptance.drafts, accepted + acceptance.accepted
-        return 1.0 + accepted / drafts if drafts else None
+        return engines_acceptance(self.stats.values()).accept_length
 
     def has_idle_drainer(self) -> bool:
         """An engine that is to be replaced has ended its rows."""
         return any(stats.state is ReplicaState.DRAINING and not stats.running_rows for stats in self.stats.values())
 
     def _working(self) -> Iterator[ReplicaStats]:
-        return (stats for stats in self.stats.values() if stats.state in _WORKING)
+        return (stats for stats in self.stats.values() if stats.state in WORKING_STATES)

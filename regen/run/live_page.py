@@ -22,7 +22,7 @@ from regen.observe.page.facts import PageFacts, SampleFacts, Seen
 from regen.observe.page.history import thinned
 from regen.observe.page.page import main_part, whole_page
 from regen.protocols import Storage
-from regen.records import CoordinatorStatus, ReplicaState
+from regen.records import WORKING_STATES, CoordinatorStatus
 from regen.run.page_events import events
 from regen.run.page_facts import SAMPLES_CHOSEN, About, Known, by_status, current_rows, page_facts, seen, seen_at
 from regen.run.page_samples import sampled_rows
@@ -36,7 +36,6 @@ _RETRY_SECONDS = 20.0
 _SAMPLES_SECONDS = 60.0
 MOST_MOMENTS = 800
 _RATE_SECONDS = 60.0
-_WORKING = (ReplicaState.RUNNING, ReplicaState.DRAINING)
 SAMPLES_NOT_HERE = (
     "Not shown by a running page, which is for everybody who reaches its port: `metrics.samples: true` in the spec, or"
     " `regen report`, shows them."
@@ -165,7 +164,7 @@ class LivePage:
         """Tokens a second of every engine over about a minute, as it counts them; a new engine counts from zero."""
         rates: dict[int, float] = {}
         for slot, stats in status.replicas.items():
-            if stats.state not in _WORKING:
+            if stats.state not in WORKING_STATES:
                 self._counted.pop(slot, None)
                 continue
             counted = self._counted.setdefault(slot, deque())

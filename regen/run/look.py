@@ -11,7 +11,7 @@ from typing import Any
 from regen.data.plan import open_plan, read_summary
 from regen.data.plan_summary import PlanSummary, SourceSummary
 from regen.observe.eta_text import eta_text
-from regen.observe.terminal_facts import Price
+from regen.observe.price import Price
 from regen.protocols import Storage
 from regen.records import Status, Tally, Totals
 from regen.run.record import require_record
@@ -92,7 +92,7 @@ class Look:
 
     def _trouble(self) -> Iterator[tuple[str, str]]:
         told = {name: count for name, count in self._trouble_json().items() if isinstance(count, int) and count}
-        if failed := sum(self.tally.retries.values()):
+        if failed := self.tally.failed_attempts:
             told = {"failed attempts": failed, **told}
         if told:
             yield "trouble", ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in told.items())
@@ -139,11 +139,10 @@ class Look:
         }
 
     def _trouble_json(self) -> dict[str, Any]:
-        slots = self.tally.slots.values()
         return {
             "retries": {str(reason): count for reason, count in self.tally.retries.items()},
-            "restarts": sum(slot.restarts for slot in slots),
-            "stalls": sum(slot.stalls for slot in slots),
+            "restarts": self.tally.restarts,
+            "stalls": self.tally.stalls,
             "coordinator_restarts": self.tally.coordinator_restarts,
             "store_errors": self.tally.store_errors,
         }

@@ -30,8 +30,10 @@ from regen.observe.page.facts import (
     Seen,
     SourceFacts,
 )
+from regen.observe.price import cost
 from regen.protocols import Storage
 from regen.records import (
+    ENDED_PHASES,
     Acceptance,
     CoordinatorStatus,
     Eta,
@@ -56,7 +58,6 @@ from regen.store.reopened import Reopened
 from regen.store.replay import Replayed, replay
 from regen.store.tally import newest_tally, tally_of
 
-_ENDED = (Phase.FINISHED, Phase.DRAINED, Phase.FAILED)
 SAMPLES_OFF = "Switched off: prompts and answers are not shown."
 SAMPLES_CHOSEN = "Committed rows from all over the run, of every source in turn; long texts are cut."
 
@@ -178,11 +179,11 @@ def seen(moments: Iterable[Moment]) -> tuple[Seen, ...]:
 
 
 def seen_at(at: float, session: str, totals: Totals, tally: Tally) -> Seen:
-    acceptance, slots = totals.acceptance, tally.slots.values()
+    acceptance = totals.acceptance
     troubles = {
-        "engine restarts": sum(slot.restarts for slot in slots),
-        "stalls": sum(slot.stalls for slot in slots),
-        "failed attempts": sum(tally.retries.values()),
+        "engine restarts": tally.restarts,
+        "stalls": tally.stalls,
+        "failed attempts": tally.failed_attempts,
         "store errors": tally.store_errors,
         "coordinator restarts": tally.coordinator_restarts,
     }
@@ -230,7 +231,7 @@ def by_status(
     return Now(
         phase=status.phase.value,
         note=f"session {session}.",
-        has_ended=status.phase in _ENDED,
+        has_ended=status.phase in ENDED_PHASES,
         eta=status.eta if _goes_on(status) else Eta(EtaState.WARMING),
         tokens_per_second=status.useful_tokens_per_second,
         in_flight=status.in_flight,
@@ -273,8 +274,7 @@ def _told(replayed: Replayed) -> list[Record]:
 
 
 def _progress(about: About, known: Known, now: Now) -> ProgressFacts:
-    totals, slots = known.totals, known.tally.slots.values()
-    gpu_seconds = sum(slot.gpu_seconds for slot in slots)
+    totals, gpu_seconds = known.totals, known.tally.gpu_seconds
     return ProgressFacts(
         planned=sum(about.planned.values()) if about.is_planned else None,
         done=totals.done,
@@ -286,7 +286,7 @@ def _progress(about: About, known: Known, now: Now) -> ProgressFacts:
         tokens_per_second=now.tokens_per_second,
         eta=now.eta,
         deadline_seconds=now.deadline_seconds,
-        engine_seconds=sum(slot.engine_seconds for slot in slots),
+        engine_seconds=sum(slot.engine_seconds for slot in known.tally.slots.values()),
         gpu_seconds=gpu_seconds or None,
         money=_money(about.spec, gpu_seconds, now.eta),
     )
@@ -297,12 +297,12 @@ def _money(spec: RunSpec, gpu_seconds: float, eta: Eta) -> Money | None:
     if spec.price is None:
         return None
     hourly = spec.price.per_gpu_hour
-    fleet = hourly * gpus_per_replica(spec) * spec.engine.replicas / 3600
+    fleet_gpus = gpus_per_replica(spec) * spec.engine.replicas
     bounds = (eta.low_seconds, eta.mid_seconds, eta.high_seconds)
-    if eta.state is EtaState.FINISHED or not fleet:
+    if eta.state is EtaState.FINISHED or not fleet_gpus:
         bounds = (0.0, 0.0, 0.0)
-    low, mid, high = (None if seconds is None else seconds * fleet for seconds in bounds)
-    return Money(spec.price.currency, gpu_seconds / 3600 * hourly, (low, mid, high))
+    low, mid, high = (None if seconds is None else cost(seconds * fleet_gpus, hourly) for seconds in bounds)
+    return Money(spec.price.currency, cost(gpu_seconds, hourly), (low, mid, high))
 
 
 def _source(name: str, planned: int, totals: Totals) -> SourceFacts:

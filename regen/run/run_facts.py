@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 
 from regen import __version__
+from regen.observe.price import Price
 from regen.observe.snapshot import NO_CURRENCY, RunFacts
-from regen.observe.terminal_facts import Price
 from regen.spec import RunSpec, SpeculationSpec, VllmEngineSpec
 from regen.speculative.arms import arms
 

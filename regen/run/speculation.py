@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 
 from regen.errors import SpeculationFailed
-from regen.records import Acceptance, Command, ReplicaState, ReplicaStats, SpeculationStatus, WorkerId
+from regen.records import WORKING_STATES, Acceptance, Command, ReplicaState, ReplicaStats, SpeculationStatus, WorkerId
 from regen.run.guard_duty import GuardDecision, GuardDuty, Outlook, Watched
 from regen.run.setup import CONFIGURED, OFF, Assignment, Purpose, RunSetup
 from regen.run.speculation_records import measured_of, speculation_of, subject_of, text_of
@@ -27,7 +27,6 @@ from regen.store.control import ArmMeasured, DecidedBy, Record, SpeculationDecid
 _SHOWN_DECISIONS = 20
 # So often an engine of one setting may fail in one slot before it has worked, until its setting is taken to be why.
 _FAILED_STARTS = 2
-_WORKING = (ReplicaState.RUNNING, ReplicaState.DRAINING)
 _UP = (ReplicaState.WARMING, ReplicaState.RUNNING)
 
 
@@ -138,7 +137,7 @@ class SpeculationControl:
             self._judge(engine, stats)
         if stats.state is ReplicaState.RUNNING and not engine.has_worked:
             self._begin_work(engine, stats, now)
-        if stats.state in _WORKING and before.state in _WORKING and self._calibration is not None:
+        if stats.state in WORKING_STATES and before.state in WORKING_STATES and self._calibration is not None:
             self._calibration.add(window_between(worker.slot, before, stats))
         if stats.state is ReplicaState.RUNNING and self._guard is not None and not engine.is_replaced:
             self._guard.counters(worker.slot, now, stats.counters.output_tokens, stats.counters.acceptance)

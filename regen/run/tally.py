@@ -22,7 +22,7 @@ from regen.records import (
     WorkerId,
 )
 from regen.store.control import Record, RunTally, SlotReading
-from regen.store.tally import newest_tally, slot_counts, tally_of
+from regen.store.tally import counted, newest_tally, slot_counts, tally_of
 
 _NOT_UP = (ReplicaState.STARTING, ReplicaState.WARMING)
 
@@ -208,16 +208,7 @@ def _nothing(slot: int) -> SlotReading:
 
 
 def _taken_up(tally: SlotTally, reading: SlotReading) -> _Slot:
-    counts = {
-        "sampled_tokens": tally.sampled_tokens,
-        "computed_prompt_tokens": tally.computed_prompt_tokens,
-        "prefix_hit_tokens": tally.prefix_hit_tokens,
-        "preemptions": tally.preemptions,
-        "starts": tally.starts,
-        "restarts": tally.restarts,
-        "stalls": tally.stalls,
-    }
-    return _Slot(reading, counts, tally.engine_seconds, tally.gpu_seconds, dict(tally.slot_seconds))
+    return _Slot(reading, counted(tally), tally.engine_seconds, tally.gpu_seconds, dict(tally.slot_seconds))
 
 
 def _retry_reason(reason: str) -> RetryReason:

@@ -8,6 +8,16 @@ from regen.records import RetryReason, SlotState, SlotTally, Tally
 from regen.store.control import Record, RunTally, SlotCounts
 
 _TENTHS = {state: f"{state.value}_tenths" for state in SlotState}
+# What is counted as it is, in `SlotTally` and `SlotCounts` alike.
+_COUNTED = (
+    "sampled_tokens",
+    "computed_prompt_tokens",
+    "prefix_hit_tokens",
+    "preemptions",
+    "starts",
+    "restarts",
+    "stalls",
+)
 # A sum of many floats may be a hair below the tenth that it is.
 _HAIR = 1e-6
 
@@ -33,18 +43,17 @@ def tally_of(record: RunTally | None) -> Tally:
     )
 
 
+def counted(slot: SlotTally | SlotCounts) -> dict[str, int]:
+    """Its counts by name, without the times."""
+    return {name: getattr(slot, name) for name in _COUNTED}
+
+
 def slot_counts(slot: int, tally: SlotTally) -> SlotCounts:
     return SlotCounts(
         slot=slot,
         engine_tenths=_tenths(tally.engine_seconds),
         gpu_tenths=_tenths(tally.gpu_seconds),
-        sampled_tokens=tally.sampled_tokens,
-        computed_prompt_tokens=tally.computed_prompt_tokens,
-        prefix_hit_tokens=tally.prefix_hit_tokens,
-        preemptions=tally.preemptions,
-        starts=tally.starts,
-        restarts=tally.restarts,
-        stalls=tally.stalls,
+        **counted(tally),
         **{name: _tenths(tally.slot_seconds.get(state, 0.0)) for state, name in _TENTHS.items()},
     )
 
@@ -53,13 +62,7 @@ def _slot_tally(counts: SlotCounts) -> SlotTally:
     return SlotTally(
         engine_seconds=counts.engine_tenths / 10,
         gpu_seconds=counts.gpu_tenths / 10,
-        sampled_tokens=counts.sampled_tokens,
-        computed_prompt_tokens=counts.computed_prompt_tokens,
-        prefix_hit_tokens=counts.prefix_hit_tokens,
-        preemptions=counts.preemptions,
-        starts=counts.starts,
-        restarts=counts.restarts,
-        stalls=counts.stalls,
+        **counted(counts),
         slot_seconds={state: getattr(counts, name) / 10 for state, name in _TENTHS.items()},
     )
 

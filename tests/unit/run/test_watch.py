@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from regen.errors import ExitCode, StoreUnavailable
-from regen.observe.terminal_facts import Price, TerminalFacts
+from regen.observe.price import Price
+from regen.observe.terminal_facts import TerminalFacts
 from regen.protocols import Storage
 from regen.records import Eta, EtaState, Phase, SlotTally, Status, Tally, Totals
 from regen.run.look import Look, look
