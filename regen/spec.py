@@ -149,8 +149,60 @@ class TargetSpec(_Strict):
         return self
 
 
+class ReplicaRange(_Strict):
+    """A fleet that takes what the cluster offers."""
+
+    min: int = Field(1, ge=0, description="So many are kept to the end.")
+    max: int = Field(ge=0, description="Never more.")
+
+    @model_validator(mode="after")
+    def _rises(self) -> ReplicaRange:
+        if self.min > self.max:
+            raise ValueError(f"replicas: min ({self.min}) is above max ({self.max})")
+        return self
+
+
+NO_ENGINES = ReplicaRange(min=0, max=0)
+# `engine.replicas: auto`.
+AUTO_REPLICAS = ReplicaRange(min=1, max=64)
+
+
+class EndpointSpec(_Strict):
+    """One server that somebody else runs: one replica."""
+
+    url: str = Field(description="http://HOST:PORT, with or without /v1. No name, password or query in it.")
+    api_key_env: str | None = Field(
+        None, description="The environment variable with the server's key, on every node. The key stands nowhere else."
+    )
+    model: str | None = Field(None, description="The name it serves the target under. null: target.model, or its path.")
+    slots: int | None = Field(None, ge=1, description="Requests sent to it at once. null: engine.slots.")
+    server: Literal["auto", "vllm", "sglang", "other"] = Field("auto", description="Whose it is. auto: by its answers.")
+    version: str | None = Field(None, description="Its version, or how that begins. null: any, recorded per row.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _holds_no_secret(cls, data: Any) -> Any:
+        """Before the fields' own checks: those print what they found."""
+        if not isinstance(data, dict):
+            return data
+        if isinstance(url := data.get("url"), str) and not _SERVER.match(url):
+            raise ValueError("url: http://HOST:PORT is wanted, without a name, password or query in it")
+        if isinstance(name := data.get("api_key_env"), str) and not _VARIABLE.match(name):
+            raise ValueError("api_key_env: it is the name of an environment variable (letters, digits, _), not the key")
+        return data
+
+
 class _EngineCommon(_Strict):
-    replicas: int = Field(1, ge=1, description="Engines that run side by side.")
+    """What engines and servers have in common.
+
+    Replica slots are numbered: first the servers, in the order of `endpoints`, then engines of our own.
+    """
+
+    replicas: Annotated[int, Field(ge=1)] | ReplicaRange | Literal["auto"] = Field(
+        1,
+        description="Engines that run side by side; {min: 1, max: 8}: what the cluster offers, as it comes and goes;"
+        " auto: {min: 1, max: 64}.",
+    )
     slots: int = Field(64, ge=1, description="Sequences that one replica decodes at once.")
     max_model_len: int = Field(4096, ge=1, description="Prompt and answer together, in tokens.")
     start_timeout_seconds: float = Field(3600, gt=0, description="An engine not ready by then is replaced.")
@@ -162,6 +214,49 @@ class _EngineCommon(_Strict):
         ge=0,
         description="How often each replica may be replaced, good work apart. The last one's loss ends the run.",
     )
+    endpoints: list[EndpointSpec] = Field(
+        default_factory=list, description="Servers that somebody else runs: each is one replica more."
+    )
+    ids: Literal["exact", "retokenised"] = Field(
+        "exact",
+        description="exact: only servers that give the sampled ids. retokenised: of others, the text's ids, where they"
+        " give the text back and are as many as the server counted; other answers fail.",
+    )
+    token_timeout_seconds: float = Field(300, gt=0, description="No new token for so long: the request is sent again.")
+    outage_seconds: float = Field(
+        120, gt=0, description="No answer and no token from a server for so long while it fails: it counts as gone."
+    )
+    request_attempts: int = Field(5, ge=1, description="How often one request is sent before its row's attempt fails.")
+
+    @model_validator(mode="after")
+    def _gives_up_on_the_request_first(self) -> _EngineCommon:
+        if self.endpoints and self.token_timeout_seconds >= self.stall_timeout_seconds:
+            raise ValueError(
+                f"token_timeout_seconds ({self.token_timeout_seconds:g}) must be below stall_timeout_seconds"
+                f" ({self.stall_timeout_seconds:g}): the request is sent again before the replica is given up"
+            )
+        return self
+
+    @property
+    def own(self) -> ReplicaRange:
+        """How many engines of our own there may be."""
+        if isinstance(self.replicas, int):
+            return ReplicaRange(min=self.replicas, max=self.replicas)
+        return AUTO_REPLICAS if self.replicas == "auto" else self.replicas
+
+    @property
+    def fewest_replicas(self) -> int:
+        """Servers, and the engines that are kept to the end."""
+        return len(self.endpoints) + self.own.min
+
+    @property
+    def most_replicas(self) -> int:
+        """Servers, and the most engines that there may be at once: slots are `range` of it."""
+        return len(self.endpoints) + self.own.max
+
+    def endpoint_of(self, slot: int) -> EndpointSpec | None:
+        """The server of a slot; None: an engine of our own is there."""
+        return self.endpoints[slot] if slot < len(self.endpoints) else None
 
 
 class VllmEngineSpec(_EngineCommon):
@@ -305,67 +400,18 @@ class FakeEngineSpec(_EngineCommon):
         return self
 
 
-class EndpointSpec(_Strict):
-    """One server that somebody else runs: one replica."""
-
-    url: str = Field(description="http://HOST:PORT, with or without /v1. No name, password or query in it.")
-    api_key_env: str | None = Field(
-        None, description="The environment variable with the server's key, on every node. The key stands nowhere else."
-    )
-    model: str | None = Field(None, description="The name it serves the target under. null: target.model, or its path.")
-    slots: int | None = Field(None, ge=1, description="Requests sent to it at once. null: engine.slots.")
-    server: Literal["auto", "vllm", "sglang", "other"] = Field("auto", description="Whose it is. auto: by its answers.")
-    version: str | None = Field(None, description="Its version, or how that begins. null: any, recorded per row.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _holds_no_secret(cls, data: Any) -> Any:
-        """Before the fields' own checks: those print what they found."""
-        if not isinstance(data, dict):
-            return data
-        if isinstance(url := data.get("url"), str) and not _SERVER.match(url):
-            raise ValueError("url: http://HOST:PORT is wanted, without a name, password or query in it")
-        if isinstance(name := data.get("api_key_env"), str) and not _VARIABLE.match(name):
-            raise ValueError("api_key_env: it is the name of an environment variable (letters, digits, _), not the key")
-        return data
-
-
 class OpenaiEngineSpec(_EngineCommon):
     """Servers that somebody else runs: each endpoint is one replica."""
 
     kind: Literal["openai"] = Field("openai", description="Servers with OpenAI's interface.")
-    replicas: int = Field(1, ge=1, description="As many as endpoints: leave it out.")
+    replicas: Literal[0] = Field(0, description="No engine of our own: leave it out.")
     cpus_per_replica: float = Field(0, ge=0, description="CPUs that Ray reserves for each replica.")
     endpoints: list[EndpointSpec] = Field(min_length=1, description="The servers.")
-    ids: Literal["exact", "retokenised"] = Field(
-        "exact",
-        description="exact: only servers that give the sampled ids. retokenised: of others, the text's ids, where they"
-        " give the text back and are as many as the server counted; other answers fail.",
-    )
-    token_timeout_seconds: float = Field(300, gt=0, description="No new token for so long: the request is sent again.")
-    outage_seconds: float = Field(
-        120, gt=0, description="No answer and no token from a server for so long while it fails: it counts as gone."
-    )
-    request_attempts: int = Field(5, ge=1, description="How often one request is sent before its row's attempt fails.")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _one_replica_each(cls, data: Any) -> Any:
-        endpoints = data.get("endpoints") if isinstance(data, dict) else None
-        if not isinstance(endpoints, list) or not endpoints:
-            return data
-        if data.get("replicas", len(endpoints)) != len(endpoints):
-            raise ValueError(f"replicas conflicts with endpoints, which are {len(endpoints)}: leave it out")
-        return {**data, "replicas": len(endpoints)}
-
-    @model_validator(mode="after")
-    def _gives_up_on_the_request_first(self) -> OpenaiEngineSpec:
-        if self.token_timeout_seconds >= self.stall_timeout_seconds:
-            raise ValueError(
-                f"token_timeout_seconds ({self.token_timeout_seconds:g}) must be below stall_timeout_seconds"
-                f" ({self.stall_timeout_seconds:g}): the request is sent again before the replica is given up"
-            )
-        return self
+    @property
+    def own(self) -> ReplicaRange:
+        """None."""
+        return NO_ENGINES
 
 
 EngineSpec = Annotated[VllmEngineSpec | FakeEngineSpec | OpenaiEngineSpec, Field(discriminator="kind")]
@@ -797,24 +843,24 @@ class RunSpec(_Strict):
                     f"sources: {source.name}: sampling.max_tokens ({source.sampling.max_tokens}) leaves no room for a"
                     f" prompt within engine.max_model_len ({self.engine.max_model_len})"
                 )
-        _check_ports(self.metrics, self.engine.replicas)
-        if isinstance(self.engine, OpenaiEngineSpec):
-            _check_of_servers(self.speculation, self.engine)
+        _check_ports(self.metrics, self.engine.most_replicas)
+        if self.engine.endpoints:
+            _check_of_servers(self.speculation)
         if self.store is not None and not self.output.startswith("s3://"):
             raise ValueError(f"store: it says how S3 is reached, and output is {self.output!r}; leave it out")
         return self
 
 
-def _check_of_servers(speculation: SpeculationSpec | None, engine: OpenaiEngineSpec) -> None:
+def _check_of_servers(speculation: SpeculationSpec | None) -> None:
     """A server's speculation is its own: it is watched, and cannot be switched from here."""
     if speculation is None:
         return
     if speculation.calibrate != "off":
-        raise ValueError("speculation.calibrate must be off with engine.kind openai: a server keeps its own setting")
+        raise ValueError("speculation.calibrate must be off with engine.endpoints: a server keeps its own setting")
     for name in ("gate", "guard"):
         if getattr(speculation, name) == "disable":
             raise ValueError(
-                f"speculation.{name} cannot be `disable` with engine.kind openai: a server's speculation cannot be"
+                f"speculation.{name} cannot be `disable` with engine.endpoints: a server's speculation cannot be"
                 " switched off from here. Set it to fail or warn"
             )
 
@@ -935,10 +981,10 @@ def output_shaping(spec: RunSpec) -> dict[str, Any]:
         kept["engine"]["args"] = {
             name: value for name, value in spec.engine.args.items() if name not in _FREE_VLLM_ARGS
         }
-    elif isinstance(spec.engine, OpenaiEngineSpec):
-        kept["engine"]["ids"] = spec.engine.ids
-    else:
+    elif isinstance(spec.engine, FakeEngineSpec):
         kept["engine"].update({name: engine[name] for name in _SHAPING_FAKE_FIELDS})
+    if isinstance(spec.engine, OpenaiEngineSpec) or spec.engine.ids != "exact":
+        kept["engine"]["ids"] = spec.engine.ids
     if lossy := _lossy_speculation(spec):
         kept["speculation"] = {"args": lossy}
     return dict(_flatten(kept, ""))

@@ -40,7 +40,7 @@ from regen.records import (
     TokenScore,
 )
 from regen.served import ServerFacts, ServerKind
-from regen.spec import EndpointSpec, OpenaiEngineSpec, SpeculationSpec
+from regen.spec import EndpointSpec, EngineSpec, SpeculationSpec
 
 START_RETRY_SECONDS = 2.0
 _CONNECTIONS_TO_SPARE = 4
@@ -54,7 +54,7 @@ class OpenaiEngine:
 
     def __init__(
         self,
-        spec: OpenaiEngineSpec,
+        spec: EngineSpec,
         endpoint: EndpointSpec,
         target: str,
         sampling: Sampling,

@@ -63,7 +63,7 @@ class RayCluster:
 
     async def start_worker(self, setup: WorkerSetup) -> RayWorker:
         assert self._coordinator is not None, "the coordinator comes first"
-        options = worker_options(setup.run.spec.engine)
+        options = worker_options(setup.run.spec.engine, setup.worker.slot)
         actor = ReplicaActor.options(**options).remote(setup, self._coordinator.actor)  # type: ignore[attr-defined]
         return RayWorker(actor, setup.worker.slot, options, self._log)
 
@@ -157,8 +157,10 @@ async def _answered(answer: Any) -> Any:
         ) from error
 
 
-def worker_options(engine: EngineSpec) -> dict[str, Any]:
-    """Ray's options for one replica's actor."""
+def worker_options(engine: EngineSpec, slot: int) -> dict[str, Any]:
+    """Ray's options for the actor of one slot's replica. One that sends rows to a server reserves nothing."""
+    if engine.endpoint_of(slot) is not None:
+        return {"num_cpus": 0, "num_gpus": 0}
     gpus = engine.gpus_per_replica if isinstance(engine, VllmEngineSpec) else 0
     return {"num_cpus": engine.cpus_per_replica, "num_gpus": gpus}
 

@@ -106,7 +106,7 @@ class Coordinator:
         self._run: OpenRun | None = None
         self._work: asyncio.Task[None] | None = None
         self._opened_at = time.monotonic()
-        self._fleet = Fleet(setup.spec.engine.replicas, setup.spec.engine.slots)
+        self._fleet = Fleet(setup.spec.engine.most_replicas, setup.spec.engine.slots)
         self._exhausted: list[tuple[Exhausted, WorkerId]] = []
         self._gone_early: list[tuple[WorkerId, bool]] = []
         self._leasing_since: float | None = None
@@ -282,7 +282,7 @@ class Coordinator:
             await publisher.write(unwritten)
         speculation = SpeculationControl(self._setup, replayed.records)
         engine = self._spec.engine
-        garbage = GarbageDuty(engine.slots, plan.count, replayed.records, engine.replicas)
+        garbage = GarbageDuty(engine.slots, plan.count, replayed.records, engine.most_replicas)
         by_source = {source.name: source.rows for source in plan.summary.sources}
         # Looking for rows that were interrupted takes up to two seconds of a plan of millions.
         progress = await asyncio.to_thread(ProgressDuty, self._setup, plan, journal, reopened, is_restart)

@@ -150,7 +150,7 @@ class Driver:
         try:
             status = await self._until_open(coordinator)
             if status.phase not in ENDED_PHASES and self._drain_until is None:
-                slots = range(self._pattern.run.spec.engine.replicas)
+                slots = range(self._pattern.run.spec.engine.most_replicas)
                 replicas = [asyncio.ensure_future(self._keep_replica(coordinator, slot)) for slot in slots]
             status = await self._supervise(coordinator, replicas)
             if replicas:

@@ -199,7 +199,7 @@ def _estimated(
     price = given.gpu_hour_price
     if price is None and spec.price is not None:
         price = spec.price.per_gpu_hour
-    held = Resources(spec.engine.slots * spec.engine.replicas, gpus_per_replica(spec) * spec.engine.replicas, price)
+    held = Resources(spec.engine.slots * spec.engine.most_replicas, gpus_per_replica(spec) * spec.engine.own.max, price)
     speed = known_speed(spec, given, totals, records)
     sources = source_facts(spec, summary, totals)
     row_bytes = None if storage is None else _row_bytes(storage, totals, records)
@@ -252,8 +252,8 @@ def known_speed(spec: RunSpec, given: Assumptions, totals: Totals, records: Sequ
     for figures in choice.arms if choice is not None else ():
         if choice is not None and figures["arm"] == choice.arm:
             one = Range(figures["low"], figures["tokens_per_second"], figures["high"])
-            return FullSpeed(one.times(spec.engine.replicas), SpeedBasis.CALIBRATED)
-    return measured_speed(tally_of(newest_tally(records)), totals, spec.engine.slots * spec.engine.replicas)
+            return FullSpeed(one.times(spec.engine.most_replicas), SpeedBasis.CALIBRATED)
+    return measured_speed(tally_of(newest_tally(records)), totals, spec.engine.slots * spec.engine.most_replicas)
 
 
 def measured_speed(tally: Tally, totals: Totals, slots: int) -> FullSpeed | None:

@@ -94,11 +94,11 @@ def opened_schedule(setup: RunSetup, journal: Journal, reopened: Reopened, is_re
     schedule = Schedule(
         journal.done - reopened.pending,
         setup.spec.limits.attempts,
-        expected_slots=range(engine.replicas) if is_restart else (),
+        expected_slots=range(engine.most_replicas) if is_restart else (),
         adopt_until=time.monotonic() + ADOPTION_SECONDS,
         only=setup.pilot_rows if setup.purpose is Purpose.PILOT else None,
         failures=_failures(records, reopened),
-        suspects=Suspects(frozenset(range(engine.replicas)), has_worked=journal.totals.generations > 0),
+        suspects=Suspects(frozenset(range(engine.most_replicas)), has_worked=journal.totals.generations > 0),
         proven_rows=PROVEN_FILLS * engine.slots,
     )
     for record in records:

@@ -297,7 +297,7 @@ def _money(spec: RunSpec, gpu_seconds: float, eta: Eta) -> Money | None:
     if spec.price is None:
         return None
     hourly = spec.price.per_gpu_hour
-    fleet_gpus = gpus_per_replica(spec) * spec.engine.replicas
+    fleet_gpus = gpus_per_replica(spec) * spec.engine.own.max
     bounds = (eta.low_seconds, eta.mid_seconds, eta.high_seconds)
     if eta.state is EtaState.FINISHED or not fleet_gpus:
         bounds = (0.0, 0.0, 0.0)
@@ -329,7 +329,7 @@ def _reasons(rejected: Mapping[str, int], totals: Totals) -> tuple[ReasonFacts, 
 
 def _replicas(about: About, known: Known, now: Now) -> tuple[ReplicaFacts, ...]:
     """Every slot that the spec has, or that ever made anything."""
-    slots = {*range(about.spec.engine.replicas), *known.totals.by_replica, *known.tally.slots}
+    slots = {*range(about.spec.engine.most_replicas), *known.totals.by_replica, *known.tally.slots}
     return tuple(_replica(slot, known, now) for slot in sorted(slots))
 
 
@@ -388,7 +388,7 @@ def _provenance(record: RunRecord) -> tuple[Fact, ...]:
         ("target", spec.target.model),
         ("target's commit", shaping.get("target.commit")),
         ("engine", shaping.get("engine.version")),
-        ("replicas", f"{spec.engine.replicas} with {spec.engine.slots} slots each"),
+        ("replicas", f"{spec.engine.most_replicas} with {spec.engine.slots} slots each"),
         ("draft", spec.speculation.draft_name if spec.speculation else "none: speculation is off"),
         *((f"sampling: {name}", f"{field['value']} ({field['from']})") for name, field in record.sampling.items()),
         ("template kwargs", spec.target.template_kwargs or None),

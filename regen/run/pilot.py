@@ -124,8 +124,8 @@ def read_pilot(begun: Begun, gpu_hour_price: float | None) -> Pilot:
     ]
     if gpu_hour_price is None and spec.price is not None:
         gpu_hour_price = spec.price.per_gpu_hour
-    gpus = spec.engine.gpus_per_replica * spec.engine.replicas if isinstance(spec.engine, VllmEngineSpec) else 0.0
-    whole = estimate(strata, pace, spec.engine.slots * spec.engine.replicas, gpus, gpu_hour_price)
+    gpus = spec.engine.gpus_per_replica * spec.engine.own.max if isinstance(spec.engine, VllmEngineSpec) else 0.0
+    whole = estimate(strata, pace, spec.engine.slots * spec.engine.most_replicas, gpus, gpu_hour_price)
     view = PilotView(
         title=f"Pilot of {spec.name}",
         facts=tuple(_facts(storage, spec, len(sample), rows)),
@@ -229,7 +229,7 @@ def _notes(
     pace: Pace | None,
 ) -> Iterator[str]:
     if pace is not None and pace.seconds > 0:
-        slots = spec.engine.slots * spec.engine.replicas
+        slots = spec.engine.slots * spec.engine.most_replicas
         yield (
             f"Hours: the longer end goes on as the sample did, {pace.tokens / pace.seconds:,.0f} tokens a second with"
             f" {pace.busy_seconds / pace.seconds:,.1f} of {slots:,} slots at work on average. The shorter end has all"

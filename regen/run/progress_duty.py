@@ -237,7 +237,7 @@ def _grouping(setup: RunSetup, journal: Journal, reopened: Reopened, is_restart:
     retried = reopened.pending.copy() if len(reopened.pending) else None
     if is_restart or not len(made):
         return Grouping(retried=retried)
-    most = _OTHER_FLEETS * engine.replicas * math.ceil(engine.slots * OVERSUBSCRIPTION)
+    most = _OTHER_FLEETS * engine.most_replicas * math.ceil(engine.slots * OVERSUBSCRIPTION)
     return Grouping(interrupted(made, journal.done, most), retried)
 
 

@@ -18,17 +18,19 @@ from regen.protocols import AnswerParser, Engine
 from regen.run.draft_folder import make_draft_folder
 from regen.run.setup import Purpose, WorkerSetup
 from regen.run.worker import Exchange, Served, Worker
-from regen.spec import FakeEngineSpec, OpenaiEngineSpec, SpeculationSpec
+from regen.spec import EndpointSpec, FakeEngineSpec, SpeculationSpec, VllmEngineSpec
 
 
 def build_engine(setup: WorkerSetup) -> Engine:
-    """The engine of `engine.kind`, not started. A new kind is one more branch here and one file in engines/."""
+    """The slot's server, or the engine of `engine.kind`; not started. A new kind is one more branch here and one file
+    in engines/."""
     spec, speculation = setup.run.spec, setup.assignment.speculation
+    if (endpoint := spec.engine.endpoint_of(setup.worker.slot)) is not None:
+        return _served_engine(endpoint, setup)
     keeps_steps = setup.run.purpose is Purpose.PILOT
     if isinstance(spec.engine, FakeEngineSpec):
         return FakeEngine(spec.engine, speculation, setup.worker, keeps_steps)
-    if isinstance(spec.engine, OpenaiEngineSpec):
-        return _served_engine(spec.engine, setup)
+    assert isinstance(spec.engine, VllmEngineSpec), "kind openai has no slots but its servers'"
     from regen.engines.vllm import VllmEngine  # vLLM is not installed where only planning is done
 
     return VllmEngine(
@@ -42,16 +44,15 @@ def build_engine(setup: WorkerSetup) -> Engine:
     )
 
 
-def _served_engine(engine: OpenaiEngineSpec, setup: WorkerSetup) -> Engine:
-    """The server of this slot: each endpoint is one."""
+def _served_engine(endpoint: EndpointSpec, setup: WorkerSetup) -> Engine:
     spec = setup.run.spec
     return OpenaiEngine(
-        spec=engine,
-        endpoint=engine.endpoints[setup.worker.slot],
+        spec=spec.engine,
+        endpoint=endpoint,
         target=spec.target.model,
         sampling=effective_sampling(spec.sampling, setup.generation_config, setup.eos_token_ids, "", {}),
         speculation=setup.assignment.speculation,
-        retokenise=_template(setup).ids_of_text if engine.ids == "retokenised" else None,
+        retokenise=_template(setup).ids_of_text if spec.engine.ids == "retokenised" else None,
         say=partial(_say, setup.worker.slot),
     )
 

@@ -20,7 +20,7 @@ def run_facts(spec: RunSpec) -> RunFacts:
         target=spec.target.model,
         draft=speculation.draft_name if speculation is not None else "none",
         positions=_positions(speculation, engine.slots),
-        replicas=engine.replicas,
+        replicas=engine.most_replicas,
         gpus=gpus_per_replica(spec),
         commit_interval_seconds=spec.checkpoint.interval_seconds,
         uncommitted_bytes_limit=spec.checkpoint.uncommitted_bytes,

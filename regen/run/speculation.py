@@ -48,7 +48,7 @@ class SpeculationControl:
 
     def __init__(self, setup: RunSetup, records: Iterable[Record]) -> None:
         """`records` are those of the journal that still matter."""
-        speculation, slots = setup.spec.speculation, range(setup.spec.engine.replicas)
+        speculation, slots = setup.spec.speculation, range(setup.spec.engine.most_replicas)
         self._setup = setup
         self._spec = setup.spec
         self._subject = subject_of(setup.spec)
@@ -173,7 +173,7 @@ class SpeculationControl:
         `seconds_left`: until the run's end at the present rate, None as long as nobody knows; `row_seconds`: how long a
         row takes, and so a drain.
         """
-        self._outlook = Outlook(self._spec.engine.replicas, seconds_left, row_seconds)
+        self._outlook = Outlook(self._spec.engine.most_replicas, seconds_left, row_seconds)
         if self._error is None and self.is_on:
             self._calibrate()
             self._obey_guard(now)
@@ -333,7 +333,9 @@ class SpeculationControl:
             and (record.session == self._setup.session or not is_again)
         ]
         is_required = speculation.calibrate == "required" or self._setup.purpose.calibrates
-        return Calibration(self._arms(), self._spec.engine.replicas, speculation.calibration, is_required, measured)
+        return Calibration(
+            self._arms(), self._spec.engine.most_replicas, speculation.calibration, is_required, measured
+        )
 
     def _arms(self) -> tuple[Arm, ...]:
         speculation, engine = self._spec.speculation, self._spec.engine

@@ -90,24 +90,42 @@ def servers(**changes: Any) -> dict[str, Any]:
 
 def test_each_endpoint_is_one_replica_and_the_spec_survives_its_own_yaml() -> None:
     spec = parse_spec(raw(engine=servers()), origin="x")
-    assert spec.engine.replicas == 2
+    assert spec.engine.most_replicas == 2
+    assert [spec.engine.endpoint_of(slot) for slot in range(2)] == spec.engine.endpoints
     assert parse_spec(yaml.safe_load(dump_spec(spec)), origin="y") == spec
+
+
+@pytest.mark.parametrize(
+    ("replicas", "fewest", "most"),
+    [(3, 5, 5), ("auto", 3, 66), ({"max": 4}, 3, 6), ({"min": 2, "max": 4}, 4, 6)],
+)
+def test_servers_have_the_first_slots_and_engines_of_our_own_the_others(
+    replicas: object, fewest: int, most: int
+) -> None:
+    engine = parse_spec(raw(engine=servers(kind="fake", replicas=replicas)), origin="x").engine
+    assert (engine.fewest_replicas, engine.most_replicas) == (fewest, most)
+    assert [slot for slot in range(most) if engine.endpoint_of(slot) is None] == list(range(2, most))
+
+
+@pytest.mark.parametrize("replicas", [0, -1, "many", {"min": 3, "max": 2}, {"min": 1}])
+def test_a_number_of_replicas_that_means_nothing_is_refused(replicas: object) -> None:
+    assert "engine.replicas" in refusal(engine={"kind": "fake", "replicas": replicas})
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"engine": servers(endpoints=[])}, "engine.endpoints: "),
-        ({"engine": servers(replicas=3)}, "replicas conflicts with endpoints, which are 2"),
+        ({"engine": servers(replicas=3)}, "engine.replicas: "),
         ({"engine": servers(token_timeout_seconds=600)}, "token_timeout_seconds (600) must be below"),
         ({"engine": servers(endpoints=[{"url": "h:1"}])}, "engine.endpoints.0: url: http://HOST:PORT is wanted"),
         (
             {"engine": servers(), "speculation": {"method": "ngram", "num_tokens": 3}},
-            "speculation.calibrate must be off with engine.kind openai",
+            "speculation.calibrate must be off with engine.endpoints",
         ),
         (
             {"engine": servers(), "speculation": {"method": "ngram", "num_tokens": 3, "calibrate": "off"}},
-            "speculation.guard cannot be `disable` with engine.kind openai",
+            "speculation.guard cannot be `disable` with engine.endpoints",
         ),
     ],
 )
