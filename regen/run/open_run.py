@@ -14,6 +14,7 @@ from regen.records import PlannedRow, Tally, Totals
 from regen.run.credential_watch import CredentialWatch
 from regen.run.garbage_duty import GarbageDuty
 from regen.run.heartbeat import Heartbeat
+from regen.run.order_duty import OrderDuty
 from regen.run.progress_duty import ProgressDuty
 from regen.run.publisher import Publisher
 from regen.run.restarts import PROVEN_FILLS
@@ -48,6 +49,7 @@ class OpenRun:
     progress: ProgressDuty
     heartbeat: Heartbeat
     credentials: CredentialWatch
+    order: OrderDuty
     warmup: tuple[PlannedRow, ...] | None = None
     _totals: tuple[int, Totals, Totals] | None = None
     _published_tally: tuple[int, Tally] | None = None
