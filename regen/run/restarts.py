@@ -3,8 +3,8 @@
 - `engine.restarts` deaths, as the spec has it, and none at all when it is 0.
 - A death that told suspects apart (run/suspects.py) uses up none of them, for `FREE_DEATHS` such in a row: one killer
   among 320 rows (256 slots and what waits for them) takes 11 engines, so that two at once fit, with two to spare.
-- One that was nobody's fault (a node went) uses up none, whatever the number is. What bounds those is time: the next
-  engine of the slot is started after a pause that doubles, up to `LONGEST_PAUSE_SECONDS`, until an engine proves itself.
+- One that was nobody's fault (a node went) uses up none, whatever the number is. What bounds those is time: the slot's
+  next engine is started after a pause that doubles, up to `LONGEST_PAUSE_SECONDS`, until one proves itself.
 - An engine that finished `PROVEN_FILLS` times as many rows as it has slots has proven itself: its death counts as a
   slot's first. So five deaths over 55 hours of work lose no replica, and between two proofs deaths are bounded.
 """

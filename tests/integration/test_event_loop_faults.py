@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -286,7 +287,7 @@ def test_a_node_that_goes_costs_neither_restart_nor_attempt_and_the_next_engine_
     assert virtual_time.run(session.during(_nothing, seconds=60)).phase is Phase.FINISHED
     assert isinstance(session.cluster, NodesThatGo)
     starts = session.cluster.starts
-    gaps = [later - earlier for earlier, later in zip(starts, starts[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in pairwise(starts)]
     assert [round(gap) for gap in gaps] == [1, 2, 4]
     assert sum("no fault of its own: NodeLost: node 7 is gone" in line for line in session.said) == 3
     assert max(status.suspects for status in session.seen) == 0
