@@ -31,7 +31,7 @@ from regen.run.coordinator import Coordinator
 from regen.run.fit import Answers, Node, Questions
 from regen.run.replica import build_worker
 from regen.run.setup import Assignment, RunSetup, WorkerSetup
-from regen.spec import EngineSpec, RunSpec, VllmEngineSpec, dump_spec, with_absolute_paths
+from regen.spec import EngineSpec, OpenaiEngineSpec, RunSpec, VllmEngineSpec, dump_spec, with_absolute_paths
 
 # `ray job stop` sends SIGTERM and, so long after it, SIGKILL. Ray's own default of 3 s is too short to end a row in.
 JOB_STOP_SECONDS = 60
@@ -158,9 +158,9 @@ async def _answered(answer: Any) -> Any:
 
 
 def worker_options(engine: EngineSpec, slot: int) -> dict[str, Any]:
-    """Ray's options for the actor of one slot's replica. One that sends rows to a server reserves nothing."""
+    """Ray's options for the actor of one slot's replica. One that sends rows to a server needs nothing to speak of."""
     if engine.endpoint_of(slot) is not None:
-        return {"num_cpus": 0, "num_gpus": 0}
+        return {"num_cpus": engine.cpus_per_replica if isinstance(engine, OpenaiEngineSpec) else 0, "num_gpus": 0}
     gpus = engine.gpus_per_replica if isinstance(engine, VllmEngineSpec) else 0
     return {"num_cpus": engine.cpus_per_replica, "num_gpus": gpus}
 

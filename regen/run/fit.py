@@ -107,11 +107,11 @@ def demand_of(spec: RunSpec) -> Demand:
     """As run/cluster.py will ask Ray for it."""
     engine = spec.engine
     if not isinstance(engine, VllmEngineSpec):
-        return Demand(engine.most_replicas, engine.cpus_per_replica, 0.0, 1, {}, None, is_vllm=False)
+        return Demand(engine.own.max or engine.most_replicas, engine.cpus_per_replica, 0.0, 1, {}, None, is_vllm=False)
     parallel = {name: size for name in PARALLEL_ARGS if isinstance(size := engine.args.get(name), int) and size > 1}
     executor = engine.args.get("distributed_executor_backend")
     return Demand(
-        engine.most_replicas,
+        engine.own.max,
         engine.cpus_per_replica,
         engine.gpus_per_replica,
         math.prod(parallel.values()),
