@@ -34,7 +34,7 @@ from regen.run.estimate import (
     estimate,
 )
 from regen.run.remaining import Grouping, earlier_lengths, left_by_source
-from regen.run.run_facts import gpus_per_replica
+from regen.run.run_facts import most_gpus
 from regen.run.start import dry_plan
 from regen.spec import RunSpec
 from regen.store.control import Record, RunClosed
@@ -199,7 +199,7 @@ def _estimated(
     price = given.gpu_hour_price
     if price is None and spec.price is not None:
         price = spec.price.per_gpu_hour
-    held = Resources(spec.engine.slots * spec.engine.most_replicas, gpus_per_replica(spec) * spec.engine.own.max, price)
+    held = Resources(spec.engine.most_slots, most_gpus(spec), price)
     speed = known_speed(spec, given, totals, records)
     sources = source_facts(spec, summary, totals)
     row_bytes = None if storage is None else _row_bytes(storage, totals, records)
@@ -253,7 +253,7 @@ def known_speed(spec: RunSpec, given: Assumptions, totals: Totals, records: Sequ
         if choice is not None and figures["arm"] == choice.arm:
             one = Range(figures["low"], figures["tokens_per_second"], figures["high"])
             return FullSpeed(one.times(spec.engine.most_replicas), SpeedBasis.CALIBRATED)
-    return measured_speed(tally_of(newest_tally(records)), totals, spec.engine.slots * spec.engine.most_replicas)
+    return measured_speed(tally_of(newest_tally(records)), totals, spec.engine.most_slots)
 
 
 def measured_speed(tally: Tally, totals: Totals, slots: int) -> FullSpeed | None:

@@ -101,9 +101,9 @@ def _template(setup: WorkerSetup) -> TokenizerTemplate:
 
 
 def _own_metrics(setup: WorkerSetup) -> Callable[[], Served] | None:
-    """None: they are not wanted."""
+    """None: they are not wanted, or a server's own affair."""
     metrics = setup.run.spec.metrics
-    if metrics.engine_port is None:
+    if metrics.engine_port is None or setup.run.spec.engine.endpoint_of(setup.worker.slot) is not None:
         return None
     return partial(serve_process_metrics, metrics.host, metrics.engine_port + setup.worker.slot)
 
