@@ -21,6 +21,7 @@ from regen.spec import RunSpec, SpeculationSpec, VllmEngineSpec
 from regen.speculative.checks.subject import draft_of
 from regen.speculative.evidence import Evidence, Finding, Prompts, Severity
 from regen.speculative.preflight import CHECKS, preflight
+from regen.speculative.served_preflight import SERVED_CODES
 
 _LENGTHS = tuple(check for check in CHECKS if check.code == "draft-positions")
 
@@ -71,6 +72,7 @@ def _evidence(spec: RunSpec, speculation: SpeculationSpec, target: Target) -> Ev
         max_model_len=spec.engine.max_model_len,
         engine_args=spec.engine.args if isinstance(spec.engine, VllmEngineSpec) else {},
         target_path=str(target.folder) if Path(target.model).expanduser().is_dir() else target.model,
+        served_codes=SERVED_CODES if spec.engine.endpoints else frozenset(),
     )
 
 
