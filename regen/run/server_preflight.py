@@ -18,9 +18,10 @@ from regen.errors import PreflightRefused
 from regen.served import ServerFacts
 from regen.spec import SpeculationSpec
 from regen.speculative.evidence import Finding, Severity
-from regen.speculative.preflight import with_accepted
+from regen.speculative.preflight import ALL_CHECKS, with_accepted
 from regen.speculative.served_preflight import draft_files, told
 
+_OF_FILES = frozenset(check.code for check in ALL_CHECKS)
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -36,10 +37,14 @@ def examine_served(facts: ServerFacts, speculation: SpeculationSpec | None, targ
 def approve(
     facts: ServerFacts, speculation: SpeculationSpec | None, target_folder: Path, say: Callable[[str], None]
 ) -> None:
-    """Says warnings and notes. Raises PreflightRefused with every finding that refuses."""
+    """Says warnings and notes. Raises PreflightRefused with every finding that refuses.
+
+    What the files of the spec's own draft tell was said before any server was asked: it is not said again for each.
+    """
     found = examine_served(facts, speculation, target_folder)
+    said_before = _OF_FILES if speculation is not None and speculation.draft is not None else frozenset()
     for finding in found:
-        if finding.severity is not Severity.REFUSE:
+        if finding.severity is not Severity.REFUSE and finding.code not in said_before:
             say(f"{facts.url}: {'warning' if finding.severity is Severity.WARN else 'note'}: {finding}")
     if refused := [str(finding) for finding in found if finding.severity is Severity.REFUSE]:
         raise PreflightRefused(

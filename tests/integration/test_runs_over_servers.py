@@ -12,11 +12,13 @@ import pytest
 from regen.engines import openai, served_failures
 from regen.errors import ExitCode, PreflightRefused, SpecError, SpeculationFailed
 from regen.records import Completion, CoordinatorStatus, Phase, ReplicaState
+from regen.run.doctor_servers import examine_servers
 from regen.run.driver import Driver
+from regen.run.evaluate import evaluate
 from regen.run.local import LocalCluster
 from regen.run.session import seal_run
 from regen.run.start import Begun
-from regen.spec import FakeEngineSpec, SpeculationSpec
+from regen.spec import FakeEngineSpec, OpenaiEngineSpec, SpeculationSpec
 from regen.store.committed import CommittedRows
 from tests.heads import eagle3
 from tests.runs import begin_run, determined, drive, make_spec, shard_table, with_draft
@@ -177,6 +179,49 @@ def test_the_gate_believes_raw_counts_and_not_the_servers_average(tmp_path: Path
         with pytest.raises(SpeculationFailed, match=r"accept length 1\.0"):
             finish(begun)
     assert committed(begun) == 0
+
+
+def test_a_draft_that_only_the_servers_have_is_no_reason_not_to_begin(tmp_path: Path) -> None:
+    section = {"method": "eagle3", "draft": "/only/there", "num_tokens": 3, "calibrate": "off", "guard": "fail"}
+    servers = {"kind": "openai", "endpoints": [{"url": "http://127.0.0.1:1"}], "max_model_len": 2048}
+    said: list[str] = []
+    made = make_spec(tmp_path, rows=3)
+    raw = made.model_dump(exclude_unset=True) | {"engine": servers, "speculation": section}
+    begin_run(type(made).model_validate(raw), said)
+    assert any("draft-unread" in line for line in said)
+    with pytest.raises(SpecError, match="was not found"):
+        begin_run(
+            type(made).model_validate({**raw, "engine": made.engine.model_dump(), "output": str(tmp_path / "own")})
+        )
+
+
+def test_doctor_examines_every_server_of_a_spec_and_evaluate_the_first(tmp_path: Path) -> None:
+    speculating = with_draft(make_spec(tmp_path), tmp_path, guard="fail").speculation
+    assert speculating is not None
+    assert speculating.draft is not None
+    brief = {"rows": 8, "drafts": 1, "max_tokens": 8, "canary_rows": 0}
+    section = {**speculating.model_dump(), "warmup": brief}
+    fake = FakeEngineSpec.model_validate(FAKE)
+    good, dead = (
+        SglangServer(answers=Answers(fake, speculating), algorithm="EAGLE3", draft=speculating.draft, accepted=accepted)
+        for accepted in ((2, 1), (0,))
+    )
+    with standing(good) as one, standing(dead) as two:
+        begun, _ = over_servers(tmp_path, {"url": one.url, "model": "target"}, speculation=section)
+        assert finish(begun).phase is Phase.FINISHED
+        options = {"method": "eagle3", "num_tokens": 3, "accept": speculating.accept}
+        found = evaluate(begun.storage, speculating.draft, options, 3, lambda line: None)
+        assert one.url.removeprefix("http://") in found.engine.engine
+        assert found.total.now.drafts > 0
+        endpoints = [{"url": url, "model": "target"} for url in (one.url, two.url, "http://127.0.0.1:1")]
+        spec = begun.record.spec.model_copy(
+            update={"engine": OpenaiEngineSpec.model_validate({"endpoints": endpoints, "max_model_len": 2048})}
+        )
+        report = examine_servers(spec, 20.0, lambda line: None)
+    assert [visited.report and visited.report.diagnosis.verdict for visited in report.servers][1:] == ["dead", None]
+    assert (report.exit_code, report.own) == (ExitCode.PREFLIGHT, None)
+    assert [one["server"]["url"] for one in report.to_json()["servers"]] == [end["url"] for end in endpoints]
+    assert "Connect" in str(report.servers[2].error)
 
 
 def test_servers_that_die_and_come_back_cost_no_row_an_attempt_and_no_restart_that_counts(
