@@ -329,4 +329,4 @@ def test_the_documentation_has_every_code() -> None:
 def test_servers_beside_our_engines_ask_for_nothing_of_the_cluster() -> None:
     servers = [{"url": f"http://h:{port}"} for port in range(1, 6)]
     demand = demand_of(spec_of({"replicas": 2, "endpoints": servers}, speculation=None))
-    assert (demand.replicas, demand.gpus) == (2, 8)
+    assert (demand.fewest, demand.most, demand.servers, demand.gpus) == (2, 2, 5, 8)
