@@ -35,7 +35,7 @@ from regen.run.estimate import (
     estimate,
 )
 from regen.run.remaining import Grouping, earlier_lengths, left_by_source
-from regen.run.run_facts import most_gpus
+from regen.run.run_facts import gpus_per_replica
 from regen.run.start import dry_plan
 from regen.spec import RunSpec
 from regen.store.control import Record, RunClosed
