@@ -457,6 +457,7 @@ class Command(StrEnum):
     WORK = "work"
     DRAIN = "drain"  # finish what runs, take nothing new
     REPLACE = "replace"  # finish what runs, take nothing new, leave when all is committed: another engine comes
+    RELEASE = "release"  # the same as REPLACE, and no other engine comes: there are no rows for one
     DISMISS = "dismiss"  # drop all that is held and fail: what this engine makes is garbage, another one comes
     STOP = "stop"  # drop what runs and leave
 
@@ -590,6 +591,7 @@ class Left(StrEnum):
 
     STOPPED = "stopped"
     REPLACED = "replaced"  # the next engine of this slot is wanted
+    RELEASED = "released"  # nobody wants an engine there now
 
 
 @dataclass(frozen=True, slots=True)
@@ -704,6 +706,7 @@ class SlotState(StrEnum):
     NO_ROWS = "no_rows"  # free, and nothing is left for it: the tail, a drain
     STARTING = "starting"  # its engine starts or warms up
     GONE = "gone"  # there is no engine
+    RELEASED = "released"  # there is none, and none is wanted: nothing is held
 
 
 class RetryReason(StrEnum):
@@ -799,6 +802,7 @@ class CoordinatorStatus:
     rows while this coordinator looked on. `useful_tokens_per_second` are those of the last minutes, None before there
     are any. `queued` rows are with nobody; `reopened` ones are wanted once more; `tally` is what the journal has of it,
     so that no count falls; `credentials_seconds_left` until the store's keys end, None where that is not known.
+    `open_slots` are those that have an engine, or are to have one: the driver starts what is missing (run/roster.py).
     """
 
     incarnation: str
@@ -832,3 +836,4 @@ class CoordinatorStatus:
     last_commit_age_seconds: float = 0.0
     credentials_seconds_left: float | None = None
     published: Totals | None = None
+    open_slots: frozenset[int] = frozenset()
