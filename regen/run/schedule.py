@@ -198,6 +198,7 @@ class Schedule:
             return Orders(superseded=True)
         if view is None or report.worker.incarnation > view.incarnation:
             view = self._new_incarnation(report.worker, now)
+            self._suspects.opened(report.worker.slot)
         elif report.seq < view.seq:
             return Orders()
         elif report.seq == view.seq:
@@ -257,6 +258,14 @@ class Schedule:
         self._let_go(worker.slot, set(view.held))
         view.toll = Toll(ruling.narrows, self._is_proven(view), len(self._suspects), len(exhausted))
         return Farewell(view.toll, exhausted)
+
+    def slot_opened(self, slot: int) -> None:
+        """There is room for this slot's engine."""
+        self._suspects.opened(slot)
+
+    def slot_closed(self, slot: int) -> None:
+        """This slot's engine has left or ended, and there is no room for another or none is wanted, for now."""
+        self._suspects.closed(slot)
 
     def slot_lost(self, slot: int) -> None:
         """No engine will be started in this slot any more."""
