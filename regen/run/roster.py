@@ -13,8 +13,8 @@ Guarantees, whatever the order of events:
   closed then, or when for so long the run was to end before its engine would be up, or another waited too. Never below
   `fewest`, nor below two while there are suspects, and never while settings are compared. So what was released is
   opened again only for rows that came back.
-- Another number takes the place of a lost slot, up to `most`. When `MOST_NEVER_UP` slots were lost one after the other
-  without an engine that was ever up, none does: the next ones would fail like them.
+- Where the number is not fixed, another number takes the place of a lost slot, up to `most`. When `MOST_NEVER_UP` slots
+  were lost one after the other without an engine that was ever up, none does: the next ones would fail like them.
 
 Nothing is opened or released but in `look`: a roster that takes over from another is told first what there is.
 Memory: a few sets of slots.
@@ -63,10 +63,13 @@ class Roster:
         self._servers = range(servers)
         self._own = range(servers, most)
         self._fewest = fewest - servers
+        self._is_fixed = fewest == most
         self._open = set(self._servers)
         self._placed: set[int] = set()
         self._releasing: set[int] = set()
-        self._closed: set[int] = set()  # by this roster, that is: whatever is still said of waiting there is old
+        # By this roster. What is said of such a slot is old, but that the cluster may have had room after all.
+        self._closed: set[int] = set()
+        self._withdrawn: set[int] = set()
         self._lost: set[int] = set()
         self._up: set[int] = set()
         self._ever_up: set[int] = set()
@@ -97,9 +100,8 @@ class Roster:
 
     def placed(self, slot: int, now: float) -> None:
         """The cluster has room for the slot's engine, or an engine was heard there."""
-        if slot not in self._lost:
-            self._open.add(slot)
-            self._closed.discard(slot)
+        if slot not in self._lost | (self._closed - self._withdrawn):
+            self._open_slot(slot)
             self._placed.add(slot)
 
     def pending(self, slot: int, now: float) -> None:
@@ -168,6 +170,7 @@ class Roster:
             if is_idle and len(staying) > floor:
                 staying.remove(slot)
                 self._close(slot)
+                self._withdrawn.add(slot)
         for slot in reversed(placed):
             is_idle = self._is_idle(slot, not work.queued and not work.rows_held.get(slot), now)
             if is_idle and len(placed) > floor:
@@ -182,15 +185,12 @@ class Roster:
         return now - self._idle_since.setdefault(slot, now) >= IDLE_SECONDS
 
     def _grow(self, work: Work, floor: int, now: float) -> None:
-        """The lowest numbers first."""
+        """The lowest numbers first. A fixed number is opened once, and again by a roster that has taken over."""
         free = [slot for slot in self._own if slot not in self._open | self._lost]
-        if self._never_up >= MOST_NEVER_UP:
+        if self._never_up >= MOST_NEVER_UP and not self._is_fixed:
             return
         while free and (len(self._staying) < floor or self._is_one_more_wanted(work)):
-            slot = free.pop(0)
-            self._open.add(slot)
-            self._closed.discard(slot)
-            self._idle_since.pop(slot, None)
+            self._open_slot(free.pop(0))
 
     def _is_one_more_wanted(self, work: Work) -> bool:
         if work.ends_before_a_start or not self._placed.issuperset(self._staying):
@@ -203,6 +203,11 @@ class Roster:
         """Open slots of our own that are not about to leave."""
         return [slot for slot in self._own if slot in self._open and slot not in self._releasing]
 
+    def _open_slot(self, slot: int) -> None:
+        self._open.add(slot)
+        self._closed.discard(slot)
+        self._withdrawn.discard(slot)
+
     def _ended(self, slot: int) -> None:
         self._placed.discard(slot)
         self._up.discard(slot)
@@ -212,4 +217,5 @@ class Roster:
         self._ended(slot)
         self._open.discard(slot)
         self._releasing.discard(slot)
+        self._withdrawn.discard(slot)
         self._closed.add(slot)

@@ -30,7 +30,8 @@ class _Group:
     """Rows that run together and with nobody else, in the order in which they were leased first.
 
     `slots` are those where engines died with them: none, if so far a slot has only gone silent. `home` is the slot that
-    is to run them, while it is open; None: whichever asks. `awaited` is the silent slot that may yet come back with them.
+    is to run them, while it is open; None: whichever asks. `awaited` is the silent slot that may yet come back with
+    them.
     """
 
     rows: list[int]

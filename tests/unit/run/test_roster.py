@@ -156,6 +156,7 @@ def test_what_was_released_is_opened_again_when_rows_came_back() -> None:
     roster.look(idle, 100.0 + LATER)
     roster.released(1, 140.0)
     for now in (141.0, 141.0 + LATER):
+        roster.placed(1, now)  # told before the driver had seen it leave
         roster.look(up(TAIL, 0, rows=0), now)
         assert roster.open_slots == {0}
     roster.look(up(TAIL, 0, queued=9), 200.0)
@@ -264,6 +265,14 @@ def test_a_roster_that_takes_over_goes_on_with_what_it_is_told() -> None:
     assert roster.open_slots == {3, 5, 6}
 
 
+def test_a_fixed_fleet_is_open_again_after_a_restart_however_many_are_lost() -> None:
+    roster = Roster(0, 4, 4)
+    roster.lost(0, 0.0)
+    roster.lost(3, 0.0)
+    roster.look(BUSY, 0.0)
+    assert roster.open_slots == {1, 2}
+
+
 # --- whatever the order ------------------------------------------------------------------------------
 
 EVENTS = ("placed", "pending", "gone", "lost", "released", "look", "look", "look")
@@ -306,7 +315,8 @@ def test_the_bounds_hold_whatever_comes_in_whatever_order(
         if fewest == most:
             assert not roster.to_release
     roster.look(replace(BUSY, seconds_left=1.0, start_seconds=60.0), now)
-    assert roster.open_slots or len(lost) == most or roster._never_up >= MOST_NEVER_UP, "rows, and nobody will come"
+    is_given_up = roster._never_up >= MOST_NEVER_UP and fewest < most
+    assert roster.open_slots or len(lost) == most or is_given_up, "rows, and nobody will come"
 
 
 def _check_step(
@@ -325,7 +335,7 @@ def _check_step(
     servers_here = servers - len(lost & set(range(servers)))
     floor = max(fewest - servers, (2 - servers_here) * work.has_suspects, (1 - servers_here) * bool(work.queued))
     staying = (roster.open_slots & own) - roster.to_release
-    if roster._never_up < MOST_NEVER_UP:
+    if roster._never_up < MOST_NEVER_UP or fewest == most:
         assert len(staying) >= min(floor, len(own - lost - roster.to_release)), "too few are open"
     if len(staying) > floor:
         assert len(opened) <= max(1, floor), "one at a time"
