@@ -245,6 +245,16 @@ class _EngineCommon(_Strict):
         return AUTO_REPLICAS if self.replicas == "auto" else self.replicas
 
     @property
+    def is_fixed(self) -> bool:
+        """Every replica is there from the first moment to the last."""
+        return self.own.min == self.own.max
+
+    @property
+    def replicas_told(self) -> str:
+        """How many replicas there are, for people: `3`, `1 to 8`."""
+        return str(self.most_replicas) if self.is_fixed else f"{self.fewest_replicas} to {self.most_replicas}"
+
+    @property
     def fewest_replicas(self) -> int:
         """Servers, and the engines that are kept to the end."""
         return len(self.endpoints) + self.own.min

@@ -79,6 +79,11 @@ class SpeculationControl:
         return self._error
 
     @property
+    def is_comparing(self) -> bool:
+        """Settings are measured against one another, on the engines that there are."""
+        return self._calibration is not None
+
+    @property
     def has_what_it_came_for(self) -> bool:
         """`regen calibrate` only: the choice is made."""
         return self._setup.purpose.calibrates and self._choice is not None
