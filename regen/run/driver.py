@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from regen.errors import EngineGarbage, EngineStalled, EngineStartFailed, RegenError, UserError
+from regen.errors import EngineGarbage, EngineStalled, EngineStartFailed, NodeLost, RegenError, UserError
 from regen.records import ENDED_PHASES, CoordinatorStatus, Death, Left, Phase, Places, Toll, WorkerId
 from regen.run.restarts import Restarts
 from regen.run.setup import Assignment, RunSetup, WorkerSetup
@@ -34,7 +34,9 @@ HOURS_DRAIN_SECONDS = 60.0
 FAREWELL_POLL_SECONDS = 0.5
 FAREWELL_ANSWER_SECONDS = 5.0
 # Errors that say nothing of the rows that an engine had.
-_BLAMELESS = (UserError, EngineStartFailed, EngineGarbage)
+_BLAMELESS = (UserError, EngineStartFailed, EngineGarbage, NodeLost)
+# Of those, the ones that say nothing of the engine either: they use up no restart.
+_TAKEN_AWAY = (NodeLost,)
 
 
 class CoordinatorHandle(Protocol):
@@ -255,7 +257,10 @@ class Driver:
                 if end.left is not Left.REPLACED:
                     return end.left
                 continue
-            if not self._may_go_on(slot, assignment, worker, end, end.error):
+            if isinstance(end.error, _TAKEN_AWAY) and not self._is_final(end.error):
+                self._say(f"replica {number} is gone, through no fault of its own: {_told(end.error)}")
+                await self._pause(slot.restarts.was_taken(end.toll))
+            elif not self._may_go_on(slot, assignment, worker, end, end.error):
                 slot.is_lost = True
                 await self._tell_places(coordinator)
                 raise end.error
@@ -263,7 +268,7 @@ class Driver:
 
     def _may_go_on(self, slot: _Slot, assignment: Assignment, worker: WorkerId, end: _End, error: Exception) -> bool:
         """Whether the slot gets another engine after one that has failed."""
-        is_final = self._drain_until is not None or isinstance(error, UserError)
+        is_final = self._is_final(error)
         if assignment.is_trial and slot.trials_left and not is_final:
             slot.trials_left -= 0 if end.toll.narrows else 1
             self._say(f"replica {worker.slot}, tried with {assignment.arm}: {_told(error)}{_told_toll(end.toll)}")
@@ -272,6 +277,15 @@ class Driver:
         left = f"restarts left: {slot.restarts.left}" if may_go_on else "it gets no other engine"
         self._say(f"replica {worker.slot} is gone: {_told(error)}{_told_toll(end.toll)}; {left}")
         return may_go_on
+
+    def _is_final(self, error: Exception) -> bool:
+        return self._drain_until is not None or isinstance(error, UserError)
+
+    async def _pause(self, seconds: float) -> None:
+        """Shorter where a drain begins meanwhile."""
+        until = time.monotonic() + seconds
+        while self._drain_until is None and time.monotonic() < until:
+            await asyncio.sleep(OPENING_POLL_SECONDS)
 
     async def _one_engine(self, coordinator: CoordinatorHandle, setup: WorkerSetup) -> _End:
         """From its start to its end, whatever that is; the coordinator has heard of it then."""
