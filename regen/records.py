@@ -444,6 +444,7 @@ class ReplicaState(StrEnum):
     RUNNING = "running"
     DRAINING = "draining"
     STOPPED = "stopped"
+    RELEASED = "released"  # there is no engine, and none is wanted: nobody's fault
 
 
 # Their engines make tokens.
@@ -615,6 +616,18 @@ class Toll:
     is_proven: bool = False
     suspects: int = 0
     condemned: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the driver has engines, by slot: on a node, waiting for one, and never again in this session.
+
+    `placed` are all that have a process: each may hold rows that a restarted coordinator has forgotten.
+    """
+
+    placed: frozenset[int] = frozenset()
+    pending: frozenset[int] = frozenset()
+    lost: frozenset[int] = frozenset()
 
 
 # --- totals --------------------------------------------------------------------------------------
@@ -803,6 +816,7 @@ class CoordinatorStatus:
     are any. `queued` rows are with nobody; `reopened` ones are wanted once more; `tally` is what the journal has of it,
     so that no count falls; `credentials_seconds_left` until the store's keys end, None where that is not known.
     `open_slots` are those that have an engine, or are to have one: the driver starts what is missing (run/roster.py).
+    `pending_slots` are those of them that no node has room for yet.
     """
 
     incarnation: str
@@ -837,3 +851,4 @@ class CoordinatorStatus:
     credentials_seconds_left: float | None = None
     published: Totals | None = None
     open_slots: frozenset[int] = frozenset()
+    pending_slots: frozenset[int] = frozenset()

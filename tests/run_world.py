@@ -37,6 +37,7 @@ from regen.records import (
     Lease,
     OutputRow,
     Phase,
+    Places,
     ReplicaState,
     Status,
     Totals,
@@ -334,7 +335,7 @@ class Replica(Worker):
         with suppress(Lost):
             if not await self._exchange_once():
                 self.session.stopped(self)
-            elif self._is_replaced and self._holds_nothing() and self not in self.session.zombies:
+            elif self._leaving is not None and self._holds_nothing() and self not in self.session.zombies:
                 self.session.lose_worker(self.id.slot, is_zombie=False)
 
     async def _ask(self, request: ExchangeRequest) -> ExchangeReply:
@@ -526,6 +527,7 @@ class Session:
         self.process.kill()
         self.process = Process(self.world, self)
         self.process.is_held = is_held
+        self._pass_on_places()
         self._pass_on_drain()
 
     def drain(self, seconds: float) -> None:
@@ -536,6 +538,10 @@ class Session:
         if self.drain_until is not None:
             process, seconds = self.process, max(0.0, self.drain_until - self.world.loop.time())
             process.spawn(_when_thawed(process, lambda: process.coordinator.drain(seconds)))
+
+    def _pass_on_places(self) -> None:
+        process, places = self.process, Places(placed=frozenset(self.workers))
+        process.spawn(_when_thawed(process, lambda: process.coordinator.places(places)))
 
     def ids(self) -> set[WorkerId]:
         return {worker.id for worker in self.workers.values()}

@@ -74,6 +74,15 @@ def _draft_folder(speculation: SpeculationSpec | None, setup: WorkerSetup) -> Ca
     return partial(make_draft_folder, speculation, _target_folder(setup))
 
 
+def prepare_draft(setup: WorkerSetup) -> str | None:
+    """On each node that the engine's processes are on: make the draft's folder, and say where. None: there is no draft.
+
+    Raises as `make_draft_folder`.
+    """
+    make = _draft_folder(setup.assignment.speculation, setup)
+    return None if make is None else str(make())
+
+
 def build_worker(setup: WorkerSetup, exchange: Exchange) -> Worker:
     """A worker ready to `run`. Loads the tokenizer (a second or so)."""
     template = _template(setup)

@@ -56,7 +56,7 @@ class SpeculationControl:
         self._subject = subject_of(setup.spec)
         self._engines: dict[int, _Engine] = {}
         self._lost: set[int] = set()
-        self._is_fixed = engine.fewest_replicas == engine.most_replicas
+        self._is_fixed = engine.is_fixed
         self._open = frozenset(range(engine.fewest_replicas))
         self._are_slots_told = self._is_fixed
         self._ever_heard: set[int] = set()
