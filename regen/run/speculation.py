@@ -261,7 +261,7 @@ class SpeculationControl:
 
     def _begin_if_due(self) -> None:
         """Once an engine is up, and it is known which slots there are: a coordinator that takes over is told them."""
-        is_up = any(engine.stats.state in WORKING_STATES for engine in self._engines.values())
+        is_up = any(engine.stats.state in (*_UP, *WORKING_STATES) for engine in self._engines.values())
         if self._is_comparison_due and self._are_slots_told and is_up:
             self._begin_to_compare()
 

@@ -309,6 +309,56 @@ def test_a_lost_replica_is_not_moved_at_the_end(lost: list[int], starts: int) ->
     assert f"takes {starts} more engine starts" in made.choice.reason
 
 
+@pytest.mark.parametrize(
+    ("joined", "left", "starts", "share"),
+    [([], [], 5, 4), ([7], [], 6, 5), ([7, 8, 9], [], 8, 7), ([7, 8], [8, 8], 6, 5), ([1], [], 5, 4), ([3], [3], 4, 3)],
+)
+def test_one_that_joins_is_moved_at_the_end_and_costs_the_run_less(
+    joined: list[int], left: list[int], starts: int, share: int
+) -> None:
+    made = Calibration(SimulatedRun(spec=TWO).arms, range(4), TWO, False)
+    made.engine_started(0, "configured", 600.0)
+    for slot in joined:
+        made.slot_joined(slot)
+    for slot in left:
+        made.slot_lost(slot)
+    made.outlook(100.0)
+    assert made.choice is not None
+    seconds = starts * (600.0 + TWO.window_seconds / 2) / share
+    assert f"takes {starts} more engine starts, {seconds:,.0f} s" in made.choice.reason
+
+
+def test_those_that_join_use_up_no_starts_and_nothing_of_them_counts() -> None:
+    run = SimulatedRun(replicas=2, spec=TWO)
+    joined = range(2, 40)
+    for slot in joined:
+        run.calibration.slot_joined(slot)
+    while run.calibration.choice is None:
+        run.step()
+        for slot in joined:
+            assert run.calibration.wanted(slot).name == "configured"
+            run.calibration.add(Window(slot, "configured", 4.0, 400_000, True, 0, 0, 0, 0, 0))
+        assert run.now < 50_000
+    assert run.calibration.choice.is_measured
+    assert run.loss() <= 0.02
+    assert {one.slot for one in run.journal} == {0, 1}
+
+
+def test_a_compared_replica_that_comes_back_is_a_bystander_and_the_last_one_is_waited_for() -> None:
+    run = SimulatedRun(replicas=2, spec=TWO)
+    made = run.calibration
+    made.slot_left(1)
+    made.slot_joined(1)
+    assert made.has_joined(1)
+    assert made.wanted(1).name == "configured"
+    made.slot_left(0)
+    made.slot_joined(0)
+    assert made.choice is None
+    assert not made.has_joined(0)
+    made.slot_lost(0)
+    assert made.choice is not None
+
+
 def test_without_any_replica_that_takes_part_it_is_undecided() -> None:
     run = SimulatedRun(replicas=3, spec=TWO)
     run.calibration.slot_lost(2)
