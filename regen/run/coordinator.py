@@ -291,7 +291,7 @@ class Coordinator:
             await publisher.write(unwritten)
         speculation = SpeculationControl(self._setup, replayed.records)
         engine = self._spec.engine
-        garbage = GarbageDuty(engine.slots, plan.count, replayed.records, engine.most_replicas)
+        garbage = GarbageDuty(engine.slots, plan.count, replayed.records)
         by_source = {source.name: source.rows for source in plan.summary.sources}
         # Looking for rows that were interrupted takes up to two seconds of a plan of millions.
         progress = await asyncio.to_thread(ProgressDuty, self._setup, plan, journal, reopened, is_restart)
@@ -380,6 +380,7 @@ class Coordinator:
             return
         seconds_left = self._within_hours(run.progress.eta(now).mid_seconds, now)
         moves = self._duty.look(run.schedule, Outlook(run.speculation.is_comparing, seconds_left), now)
+        run.speculation.slots_open(self._duty.there, now)
         for slot in sorted(moves.opened):
             run.schedule.slot_opened(slot)
         for slot in sorted(moves.closed):
@@ -437,7 +438,7 @@ class Coordinator:
     def _look_for_failures(self, run: OpenRun, now: float) -> None:
         limits = self._spec.limits
         error = too_many_failed(run.totals_at_start, run.totals, limits.failed_share)
-        error = error or run.garbage.too_much_garbage(limits.degenerate_share)
+        error = error or run.garbage.too_much_garbage(limits.degenerate_share, len(self._duty.there))
         if self._error is None and error is not None:
             self._error = error
             self._begin_drain(now + BREAKER_DRAIN_SECONDS)

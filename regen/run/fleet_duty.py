@@ -63,6 +63,11 @@ class FleetDuty:
         return frozenset(self._roster.open_slots)
 
     @property
+    def there(self) -> frozenset[int]:
+        """Open ones that have an engine, or will soon."""
+        return self._there
+
+    @property
     def pending_slots(self) -> frozenset[int]:
         """Open ones that no node has room for."""
         return self.open_slots - self._there

@@ -67,7 +67,7 @@ class Roster:
         self._open = set(self._servers)
         self._placed: set[int] = set()
         self._releasing: set[int] = set()
-        # By this roster. What is said of such a slot is old, but that the cluster may have had room after all.
+        # By this roster, or lost. What is said of such a slot is old, but that the cluster may have had room after all.
         self._closed: set[int] = set()
         self._withdrawn: set[int] = set()
         self._lost: set[int] = set()
@@ -100,7 +100,7 @@ class Roster:
 
     def placed(self, slot: int, now: float) -> None:
         """The cluster has room for the slot's engine, or an engine was heard there."""
-        if slot not in self._lost | (self._closed - self._withdrawn):
+        if slot not in self._closed - self._withdrawn:
             self._open_slot(slot)
             self._placed.add(slot)
 
@@ -108,7 +108,7 @@ class Roster:
         """The slot's engine waits for room."""
         if slot in self._releasing:
             self._close(slot)
-        elif slot not in self._lost | self._closed:
+        elif slot not in self._closed:
             self._ended(slot)
             self._open.add(slot)
 

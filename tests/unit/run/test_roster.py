@@ -244,6 +244,35 @@ def test_slots_that_are_lost_after_good_work_are_all_replaced() -> None:
     assert not roster.open_slots
 
 
+def test_two_that_are_lost_together_after_good_work_are_replaced() -> None:
+    roster = grown(0, 1, 6, engines=3)
+    for slot in range(4):
+        roster.lost(slot, 1.0)
+    roster.look(BUSY, 2.0)
+    assert roster.open_slots == {4}
+
+
+def test_an_engine_that_comes_up_shows_that_others_may() -> None:
+    roster = grown(0, 1, 8, engines=1)
+    for slot in (1, 3, 5):
+        roster.placed(slot, 1.0)
+        roster.look(up(BUSY, *range(0, slot, 2)), 1.0)
+        roster.lost(slot, 1.0)
+        roster.look(up(BUSY, *range(0, slot, 2)), 1.0)
+        roster.placed(slot + 1, 1.0)
+        roster.look(up(BUSY, *range(0, slot + 2, 2)), 1.0)
+    assert roster.open_slots == {0, 2, 4, 6, 7}
+
+
+def test_the_one_that_waits_goes_on_waiting_where_it_is_one_of_the_fewest() -> None:
+    roster = Roster(0, 2, 8)
+    roster.placed(0, 0.0)
+    roster.pending(3, 0.0)
+    for now in (1.0, 1.0 + LATER):
+        roster.look(up(TAIL, 0), now)
+    assert roster.open_slots == {0, 3}
+
+
 def test_a_server_that_is_lost_is_replaced_by_nobody_else_and_work_goes_on() -> None:
     roster = Roster(1, 1, 3)
     roster.look(replace(BUSY, queued=0), 0.0)
@@ -289,7 +318,7 @@ WORKS = st.builds(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(data=st.data(), servers=st.integers(0, 2), fewest=st.integers(0, 3), more=st.integers(0, 4))
 def test_the_bounds_hold_whatever_comes_in_whatever_order(
     data: st.DataObject, servers: int, fewest: int, more: int
