@@ -49,11 +49,13 @@ def test_one_slot_more_than_is_placed_is_open_and_waits_at_once() -> None:
     assert fleet.open_slots == {0}
     fleet.hear(WorkerId(0, 0), up(), 1.0)
     fleet.look(rows, QUIET, 1.0)
-    assert (fleet.open_slots, fleet.pending_slots) == ({0, 1}, {1})
+    assert fleet.open_slots == {0, 1}
+    assert fleet.pending_slots == {1}
     assert fleet.fleet.slots_to_come == 4, "it may never come"
     fleet.told(Places(frozenset({0, 1})), 2.0)
     assert fleet.look(rows, QUIET, 2.0) == Moves(frozenset({1}), NONE, NONE)
-    assert (fleet.open_slots, fleet.pending_slots) == ({0, 1, 2}, {2})
+    assert fleet.open_slots == {0, 1, 2}
+    assert fleet.pending_slots == {2}
 
 
 def test_rows_that_engines_have_room_for_open_nothing() -> None:
