@@ -557,7 +557,7 @@ class Coordinator:
             run.publisher.attach([RowAttempts(counts)])
 
     def _keep_tally(self, run: OpenRun, now: float) -> None:
-        """A replica that an earlier coordinator had is looked at once it was heard; one that waits for a node is not."""
+        """One that an earlier coordinator had is looked at once it was heard; one that waits for a node is not."""
         is_adopting = run.schedule.is_adopting(now)
         has_queue, may_lease = run.schedule.queued > run.schedule.suspects, self._may_lease(run) and not is_adopting
         slots = {
