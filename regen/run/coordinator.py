@@ -65,7 +65,7 @@ from regen.run.page_facts import read_about
 from regen.run.patience import Patience
 from regen.run.progress_duty import ProgressDuty
 from regen.run.publisher import Publisher, ordinals
-from regen.run.run_facts import deadline_seconds, gpus_per_replica, run_facts
+from regen.run.run_facts import deadline_seconds, gpus_of, run_facts
 from regen.run.schedule import Exhausted, Grant, Report
 from regen.run.setup import Assignment, RunSetup
 from regen.run.speculation import SpeculationControl
@@ -566,7 +566,7 @@ class Coordinator:
             if self._fleet.has_heard(slot) or not is_adopting
         }
         unheard = [slot for slot in slots if not self._fleet.has_heard(slot)]
-        run.tally.look(now, slots, gpus_per_replica(self._spec), unheard)
+        run.tally.look(now, slots, partial(gpus_of, self._spec), unheard)
         run.tally.hung(run.schedule.hung(now))
         run.tally.store_failed(self._patience.failures)
 

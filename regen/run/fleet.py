@@ -5,7 +5,7 @@ Counts never fall: what an engine has made stays counted when the next one of it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from regen.records import WORKING_STATES, EngineCounters, ReplicaState, ReplicaStats, WorkerId, engines_acceptance
@@ -17,9 +17,9 @@ OVERSUBSCRIPTION = 1.25
 class Fleet:
     """`stats` is what was heard last, of each slot that was ever opened: none of them goes again."""
 
-    def __init__(self, slots: int) -> None:
-        """`slots` of one engine, until it says so itself."""
-        self._unheard = ReplicaStats(ReplicaState.STARTING, slots, 0, 0.0, EngineCounters())
+    def __init__(self, slots_of: Callable[[int], int]) -> None:
+        """`slots_of` each engine, until it says so itself."""
+        self._slots_of = slots_of
         self.stats: dict[int, ReplicaStats] = {}
         self.paced_tokens = 0
         self._heard: dict[int, WorkerId] = {}
@@ -39,7 +39,7 @@ class Fleet:
     def hear(self, worker: WorkerId, stats: ReplicaStats) -> None:
         """Also of a slot that nobody has opened here: an earlier coordinator has."""
         slot, before = worker.slot, self._heard.get(worker.slot)
-        counted = self.stats.setdefault(slot, self._unheard).counters.output_tokens
+        counted = self.stats.setdefault(slot, self._unheard(slot)).counters.output_tokens
         if before is not None and before != worker:
             self._sampled_before += counted
         elif before is not None and self.stats[slot].state in WORKING_STATES:
@@ -49,7 +49,7 @@ class Fleet:
 
     def gone(self, slot: int) -> None:
         """What its engine has made stays counted, what it is doing does not."""
-        last = self.stats.get(slot, self._unheard)
+        last = self.stats.get(slot) or self._unheard(slot)
         counters = replace(last.counters, running=0, waiting=0, kv_usage=0.0)
         state = ReplicaState.STOPPED if slot in self._open or slot in self._lost else ReplicaState.RELEASED
         self.stats[slot] = replace(last, state=state, running_rows=0, loop_lag_seconds=0.0, counters=counters)
@@ -102,11 +102,14 @@ class Fleet:
 
     def _begin(self, slot: int) -> None:
         """Opened, for the first time or again: then what its engines have made is counted, and the next begins."""
-        last = self.stats.setdefault(slot, self._unheard)
+        last = self.stats.setdefault(slot, self._unheard(slot))
         if last.state is ReplicaState.RELEASED:
             self._sampled_before += last.counters.output_tokens
             self._heard.pop(slot, None)
             self.stats[slot] = replace(last, state=ReplicaState.STARTING, counters=EngineCounters())
+
+    def _unheard(self, slot: int) -> ReplicaStats:
+        return ReplicaStats(ReplicaState.STARTING, self._slots_of(slot), 0, 0.0, EngineCounters())
 
     def _working(self) -> Iterator[ReplicaStats]:
         return (stats for stats in self.stats.values() if stats.state in WORKING_STATES)

@@ -44,7 +44,7 @@ class FleetDuty:
     """One per coordinator."""
 
     def __init__(self, engine: EngineSpec) -> None:
-        self.fleet = Fleet(engine.slots)
+        self.fleet = Fleet(engine.slots_of)
         self._roster = Roster(len(engine.endpoints), engine.fewest_replicas, engine.most_replicas)
         self._engine_slots = engine.slots
         self._kept = range(engine.fewest_replicas)

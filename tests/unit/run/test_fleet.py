@@ -7,9 +7,15 @@ from regen.run.fleet import Fleet
 
 
 def fleet_of(replicas: int) -> Fleet:
-    fleet = Fleet(8)
+    fleet = Fleet(lambda slot: 8)
     fleet.opened(frozenset(range(replicas)))
     return fleet
+
+
+def test_each_slot_is_taken_to_have_its_own_number_of_sequences_until_it_says_so() -> None:
+    fleet = Fleet((128, 8, 8).__getitem__)
+    fleet.opened(frozenset(range(3)))
+    assert fleet.slots_to_come == 144
 
 
 def said(tokens: int = 0, state: ReplicaState = ReplicaState.RUNNING, running: int = 0) -> ReplicaStats:
