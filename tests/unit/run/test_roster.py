@@ -292,12 +292,13 @@ def test_an_engine_that_comes_up_shows_that_others_may() -> None:
     assert roster.open_slots == {0, 2, 4, 6, 7}
 
 
-def test_the_one_that_waits_goes_on_waiting_where_it_is_one_of_the_fewest() -> None:
+@pytest.mark.parametrize("is_comparing", [False, True])
+def test_the_one_that_waits_goes_on_waiting_where_it_is_one_of_the_fewest(is_comparing: bool) -> None:
     roster = Roster(0, 2, 8)
     roster.placed(0, 0.0)
     roster.pending(3, 0.0)
     for now in (1.0, 1.0 + LATER):
-        roster.look(up(TAIL, 0), now)
+        roster.look(up(TAIL, 0, is_comparing=is_comparing), now)
     assert roster.open_slots == {0, 3}
 
 

@@ -397,6 +397,20 @@ def test_a_switched_off_slot_that_has_left_is_not_waited_for_by_the_next() -> No
     assert control.command(WorkerId(1, 0)) is Command.REPLACE
 
 
+def test_the_guard_forgets_an_engine_whose_slot_has_closed_and_no_other() -> None:
+    control = SpeculationControl(make_setup(replicas=SOME, calibrate="off"), [])
+    control.slots_open(frozenset({0, 1}), 0.0)
+    for now in range(1, 4):
+        for slot in range(2):
+            control.hear(WorkerId(slot, 0), stats(ReplicaState.RUNNING, warmup=GOOD, tokens=10_000 * now), float(now))
+    assert control._guard is not None
+    judged = control._guard._guard
+    assert all(verdict.accept_length for verdict in judged.verdicts(4.0)[:2])
+    control.worker_gone(WorkerId(1, 0))
+    control.slots_open(frozenset({0}), 5.0)
+    assert [verdict.accept_length is None for verdict in judged.verdicts(6.0)[:2]] == [False, True]
+
+
 def test_what_a_restart_costs_is_counted_among_those_that_are_there() -> None:
     control = SpeculationControl(make_setup(replicas=SOME, calibrate="off"), [])
     for slots in (frozenset({0, 1, 4}), frozenset({0}), frozenset[int]()):
