@@ -11,8 +11,9 @@ Guarantees, whatever the order of events:
   others hold. A slot whose engine has ended stays open: its next engine is the driver's affair.
 - A slot is released when the queue was empty and the slot without rows for `IDLE_SECONDS`. One that waits for room is
   closed then, or when for so long the run was to end before its engine would be up, or another waited too. Never below
-  `fewest`, nor below two while there are suspects, and never while settings are compared. So what was released is
-  opened again only for rows that came back.
+  `fewest`, nor below two while there are suspects. So what was released is opened again only for rows that came back.
+- While settings are compared none is released, and none waits for room: it would take that of an engine which makes way
+  for the next setting.
 - Where the number is not fixed, another number takes the place of a lost slot, up to `most`. When `MOST_NEVER_UP` slots
   were lost one after the other without an engine that was ever up, none does: the next ones would fail like them.
 
@@ -66,6 +67,7 @@ class Roster:
         self._is_fixed = fewest == most
         self._open = set(self._servers)
         self._placed: set[int] = set()
+        self._new: set[int] = set()  # opened, and never placed since
         self._releasing: set[int] = set()
         # By this roster, or lost. What is said of such a slot is old, but that the cluster may have had room after all.
         self._closed: set[int] = set()
@@ -103,6 +105,7 @@ class Roster:
         if slot not in self._closed - self._withdrawn:
             self._open_slot(slot)
             self._placed.add(slot)
+            self._new.discard(slot)
 
     def pending(self, slot: int, now: float) -> None:
         """The slot's engine waits for room."""
@@ -110,7 +113,7 @@ class Roster:
             self._close(slot)
         elif slot not in self._closed:
             self._ended(slot)
-            self._open.add(slot)
+            self._open_slot(slot)
 
     def gone(self, slot: int, now: float) -> None:
         """The slot's engine has ended, whatever way. The next one is the driver's affair, unless it was to leave."""
@@ -136,9 +139,11 @@ class Roster:
         """Open and release what is due."""
         self._see_who_is_up(work)
         floor = self._floor(work)
-        if not work.is_comparing:
+        if work.is_comparing:
+            self._withdraw_new(floor)
+        else:
             self._shrink(work, floor, now)
-        self._grow(work, floor, now)
+        self._grow(work, floor)
 
     # --- steps -------------------------------------------------------------------------------------
 
@@ -169,13 +174,17 @@ class Roster:
             is_idle = self._is_idle(slot, is_unwanted or slot != waiting[0], now)
             if is_idle and len(staying) > floor:
                 staying.remove(slot)
-                self._close(slot)
-                self._withdrawn.add(slot)
+                self._withdraw(slot)
         for slot in reversed(placed):
             is_idle = self._is_idle(slot, not work.queued and not work.rows_held.get(slot), now)
             if is_idle and len(placed) > floor:
                 placed.remove(slot)
                 self._releasing.add(slot)
+
+    def _withdraw_new(self, floor: int) -> None:
+        """The highest numbers first."""
+        for slot in sorted(self._new, reverse=True)[: max(0, len(self._staying) - floor)]:
+            self._withdraw(slot)
 
     def _is_idle(self, slot: int, is_now: bool, now: float) -> bool:
         """Since long enough."""
@@ -184,7 +193,7 @@ class Roster:
             return False
         return now - self._idle_since.setdefault(slot, now) >= IDLE_SECONDS
 
-    def _grow(self, work: Work, floor: int, now: float) -> None:
+    def _grow(self, work: Work, floor: int) -> None:
         """The lowest numbers first. A fixed number is opened once, and again by a roster that has taken over."""
         free = [slot for slot in self._own if slot not in self._open | self._lost]
         if self._never_up >= MOST_NEVER_UP and not self._is_fixed:
@@ -193,7 +202,7 @@ class Roster:
             self._open_slot(free.pop(0))
 
     def _is_one_more_wanted(self, work: Work) -> bool:
-        if work.ends_before_a_start or not self._placed.issuperset(self._staying):
+        if work.is_comparing or work.ends_before_a_start or not self._placed.issuperset(self._staying):
             return False
         to_come = len(set(self._staying) - self._up)
         return work.queued > work.free_slots + to_come * work.engine_slots
@@ -204,6 +213,8 @@ class Roster:
         return [slot for slot in self._own if slot in self._open and slot not in self._releasing]
 
     def _open_slot(self, slot: int) -> None:
+        if slot not in self._open:
+            self._new.add(slot)
         self._open.add(slot)
         self._closed.discard(slot)
         self._withdrawn.discard(slot)
@@ -213,9 +224,14 @@ class Roster:
         self._up.discard(slot)
         self._idle_since.pop(slot, None)
 
+    def _withdraw(self, slot: int) -> None:
+        self._close(slot)
+        self._withdrawn.add(slot)
+
     def _close(self, slot: int) -> None:
         self._ended(slot)
         self._open.discard(slot)
+        self._new.discard(slot)
         self._releasing.discard(slot)
         self._withdrawn.discard(slot)
         self._closed.add(slot)

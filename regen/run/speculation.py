@@ -29,6 +29,9 @@ from regen.store.control import ArmMeasured, DecidedBy, Record, SpeculationDecid
 _SHOWN_DECISIONS = 20
 # So often an engine of one setting may fail in one slot before it has worked, until its setting is taken to be why.
 _FAILED_STARTS = 2
+# So long a comparison has begun before an engine makes way for another setting: whoever waits for room is sent away
+# first, by a driver that looks once a second, or it would take that engine's.
+_MOVES_AFTER_SECONDS = 5.0
 _UP = (ReplicaState.WARMING, ReplicaState.RUNNING)
 
 
@@ -64,6 +67,7 @@ class SpeculationControl:
         self._choice: Assignment | None = None
         self._calibration: Calibration | None = None
         self._is_comparison_due = False
+        self._now = self._moves_after = 0.0
         self._measured_before: list[Measured] = []
         self._left_out_before: list[tuple[int, str]] = []
         self._failed_starts: Counter[tuple[int, str]] = Counter()
@@ -89,8 +93,8 @@ class SpeculationControl:
 
     @property
     def is_comparing(self) -> bool:
-        """Settings are measured against one another on the engines that there are, or are about to be."""
-        return self._calibration is not None or self._is_comparison_due
+        """Settings are measured against one another on the engines that there are."""
+        return self._calibration is not None
 
     @property
     def has_what_it_came_for(self) -> bool:
@@ -113,6 +117,8 @@ class SpeculationControl:
         """What this worker is told, as far as speculation has a say in it."""
         engine = self._engines.get(worker.slot)
         if self._error is not None or engine is None or engine.worker != worker:
+            return Command.WAIT
+        if self._waits_to_move(engine):
             return Command.WAIT
         if engine.is_replaced or self._is_to_be_replaced(engine):
             engine.is_replaced = True
@@ -153,6 +159,7 @@ class SpeculationControl:
 
     def hear(self, worker: WorkerId, stats: ReplicaStats, now: float) -> None:
         """One exchange of a worker that is not superseded."""
+        self._now = now
         engine = self._engines.get(worker.slot)
         if engine is None or engine.worker != worker:
             # One that drains when it is first heard was told to leave by the coordinator before this one.
@@ -206,6 +213,7 @@ class SpeculationControl:
         `seconds_left`: until the run's end at the present rate, None as long as nobody knows; `row_seconds`: how long a
         row takes, and so a drain.
         """
+        self._now = now
         self._outlook = Outlook(max(1, len(self._open - self._lost)), seconds_left, row_seconds)
         if self._error is None and self.is_on:
             self._begin_if_due()
@@ -267,7 +275,7 @@ class SpeculationControl:
 
     def _begin_to_compare(self, *also: int) -> None:
         """The replicas that are there; those first that were measured before."""
-        self._is_comparison_due = False
+        self._is_comparison_due, self._moves_after = False, self._now + _MOVES_AFTER_SECONDS
         measured = {one.slot for one in self._measured_before}
         there = self._open.union(self._engines, also) - self._lost
         self._calibration = self._new_calibration(sorted(there, key=lambda slot: (slot not in measured, slot)))
@@ -417,6 +425,11 @@ class SpeculationControl:
             return self._choice.speculation
         return next((arm.speculation for arm in self._arms() if arm.name == engine.arm), self._spec.speculation)
 
+    def _waits_to_move(self, engine: _Engine) -> bool:
+        """It is to make way for another setting, and somebody could take its room."""
+        is_early = self._calibration is not None and self._now < self._moves_after
+        return is_early and not engine.has_worked and engine.arm != self.assignment(engine.worker.slot).arm
+
     def _is_to_be_replaced(self, engine: _Engine) -> bool:
         slot = engine.worker.slot
         if engine.stats.state not in _UP or engine.arm == self.assignment(slot).arm:
@@ -459,4 +472,10 @@ class SpeculationControl:
     def _phase(self) -> str:
         if not self.is_on:
             return "off"
-        return "calibrating" if self.is_comparing else "decided" if self._choice else "configured"
+        return (
+            "calibrating"
+            if self.is_comparing or self._is_comparison_due
+            else "decided"
+            if self._choice
+            else "configured"
+        )

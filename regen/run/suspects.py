@@ -293,7 +293,7 @@ class Suspects:
 
     def _has_home(self, group: _Group) -> bool:
         """Not one that has closed, nor one that may not run it since another slot has opened."""
-        return group.home is not None and group.home in self.slots and not self._is_barred(group, group.home)
+        return group.home is not None and not self._is_barred(group, group.home)
 
     def _is_barred(self, group: _Group, slot: int) -> bool:
         trusted = self._trusted()

@@ -78,7 +78,7 @@ def test_the_fewest_are_open_at_once() -> None:
         (up(BUSY, 0, seconds_left=60.0, start_seconds=60.0), True),
         (up(BUSY, 0, seconds_left=1.0), True),
         (up(BUSY, 0, start_seconds=60.0), True),
-        (up(BUSY, 0, is_comparing=True), True),
+        (up(BUSY, 0, is_comparing=True), False),
     ],
 )
 def test_nothing_is_opened_for_rows_that_have_room_or_too_late(work: Work, is_opened: bool) -> None:
@@ -140,13 +140,30 @@ def test_a_second_slot_is_opened_for_suspects_whatever_room_there_is() -> None:
     assert roster.open_slots == {0, 1}
 
 
-def test_nothing_is_released_while_settings_are_compared() -> None:
-    roster = grown(0, 1, 3, engines=2)
-    idle = up(TAIL, 0, 1, rows=0, is_comparing=True)
-    roster.look(idle, 100.0)
-    roster.look(idle, 100.0 + LATER)
-    assert roster.open_slots == {0, 1, 2}
+def test_while_settings_are_compared_nothing_is_released_and_none_waits_but_for_its_next_engine() -> None:
+    roster = grown(0, 1, 5, engines=3)
+    assert roster.open_slots == {0, 1, 2, 3}
+    roster.gone(1, 99.0)
+    idle = up(TAIL, 0, 2, rows=0, is_comparing=True)
+    for now in (100.0, 100.0 + LATER, 100.0 + 2 * LATER):
+        roster.look(idle, now)
+        assert roster.open_slots == {0, 1, 2}
+        assert roster.waiting == {1}
+        roster.pending(1, now)
     assert not roster.to_release
+    roster.look(up(BUSY, 0, 2), 200.0)
+    roster.placed(1, 200.0)
+    roster.look(up(BUSY, 0, 1, 2), 201.0)
+    assert roster.open_slots == {0, 1, 2, 3}, "it is over, and the fleet grows on"
+
+
+def test_while_settings_are_compared_the_fewest_may_wait() -> None:
+    roster = Roster(0, 2, 5)
+    roster.look(BUSY, 0.0)
+    roster.placed(0, 1.0)
+    for now in (2.0, 2.0 + LATER):
+        roster.look(up(BUSY, 0, is_comparing=True), now)
+        assert roster.open_slots == {0, 1}
 
 
 def test_what_was_released_is_opened_again_when_rows_came_back() -> None:
@@ -172,6 +189,17 @@ def test_an_engine_that_is_to_leave_leaves_though_rows_came_back() -> None:
     roster.look(up(BUSY, 0, 1), 132.0)
     assert roster.to_release == {1}
     assert roster.open_slots == {0, 1, 2}, "another takes its place"
+
+
+def test_an_engine_that_is_to_leave_is_no_second_one_for_suspects() -> None:
+    roster = grown(0, 1, 3, engines=2)
+    idle = up(TAIL, 0, 1, rows=0)
+    roster.look(idle, 100.0)
+    roster.look(idle, 100.0 + LATER)
+    assert roster.open_slots == {0, 1}
+    roster.look(replace(idle, has_suspects=True), 132.0)
+    assert roster.to_release == {1}
+    assert roster.open_slots == {0, 1, 2}
 
 
 def test_a_slot_whose_engine_ended_stays_open_and_is_waited_for() -> None:
@@ -264,12 +292,13 @@ def test_an_engine_that_comes_up_shows_that_others_may() -> None:
     assert roster.open_slots == {0, 2, 4, 6, 7}
 
 
-def test_the_one_that_waits_goes_on_waiting_where_it_is_one_of_the_fewest() -> None:
+@pytest.mark.parametrize("is_comparing", [False, True])
+def test_the_one_that_waits_goes_on_waiting_where_it_is_one_of_the_fewest(is_comparing: bool) -> None:
     roster = Roster(0, 2, 8)
     roster.placed(0, 0.0)
     roster.pending(3, 0.0)
     for now in (1.0, 1.0 + LATER):
-        roster.look(up(TAIL, 0), now)
+        roster.look(up(TAIL, 0, is_comparing=is_comparing), now)
     assert roster.open_slots == {0, 3}
 
 
@@ -374,7 +403,7 @@ def _check_step(
             assert not work.ends_before_a_start
     assert closed <= were_waiting
     if work.is_comparing:
-        assert not closed
+        assert not opened or len(staying) <= floor
         assert roster.to_release == were_released
     if newly := roster.to_release - were_released:
         assert not work.queued

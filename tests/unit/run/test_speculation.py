@@ -279,11 +279,12 @@ def arms_of(control: SpeculationControl, *slots: int) -> list[tuple[str, bool]]:
 def test_what_is_there_when_the_first_engine_is_up_is_compared_and_what_joins_later_is_not() -> None:
     control = SpeculationControl(make_setup(replicas=SOME, calibration={"arms": 2}), [])
     assert arms_of(control, 0, 1, 5) == [("configured", True)] * 3
-    assert control.is_comparing
+    assert (control.status().phase, control.is_comparing) == ("calibrating", False), "nobody makes way for another yet"
     control.slots_open(frozenset({0, 1, 2}), 0.0)
     control.hear(WorkerId(2, 0), stats(ReplicaState.STARTING), 0.0)
     control.tick(0.0, 1e6)
     assert arms_of(control, 0, 1) == [("configured", True)] * 2, "none is up yet"
+    assert not control.is_comparing
     control.hear(WorkerId(2, 0), stats(ReplicaState.WARMING), 0.0)
     control.slots_open(frozenset({0, 1, 2, 3}), 1.0)
     assert arms_of(control, 0, 1, 2, 3) == [
@@ -292,6 +293,17 @@ def test_what_is_there_when_the_first_engine_is_up_is_compared_and_what_joins_la
         ("configured", True),
         ("configured", False),
     ]
+
+
+def test_an_engine_makes_way_for_another_setting_when_nobody_waits_for_its_room_any_more() -> None:
+    control = begun(2)
+    assert control.is_comparing
+    control.hear(WorkerId(1, 0), stats(ReplicaState.WARMING, warmup=GOOD), 1.0)
+    for now, command in ((1.0, Command.WAIT), (4.9, Command.WAIT), (5.0, Command.REPLACE)):
+        control.tick(now, 1e6)
+        assert control.command(WorkerId(1, 0)) is command
+    control.hear(WorkerId(0, 0), stats(ReplicaState.WARMING, warmup=GOOD), 5.0)
+    assert control.command(WorkerId(0, 0)) is Command.WORK
 
 
 def test_a_coordinator_that_takes_over_compares_nothing_before_it_knows_who_is_there() -> None:
@@ -335,7 +347,9 @@ def test_nothing_that_joins_is_measured_and_its_failures_leave_no_setting_out() 
 def test_a_bad_warm_up_on_one_that_joined_switches_off_that_one_alone() -> None:
     control = begun(2, gate="disable")
     control.slots_open(frozenset({0, 1, 2}), 1.0)
-    assert warmed(control, WorkerId(2, 0), DEAD) is Command.REPLACE
+    warmed(control, WorkerId(2, 0), DEAD)
+    control.tick(6.0, 1e6)
+    assert control.command(WorkerId(2, 0)) is Command.REPLACE
     assert [control.assignment(slot).arm for slot in range(3)] == ["configured", OFF, OFF]
     assert control.status().phase == "calibrating"
     assert [record.by for record in decided(control)] == ["gate"]
@@ -381,6 +395,20 @@ def test_a_switched_off_slot_that_has_left_is_not_waited_for_by_the_next() -> No
     assert control.command(WorkerId(1, 0)) is Command.WORK, "one at a time"
     control.slots_open(frozenset({1}), 1.0)
     assert control.command(WorkerId(1, 0)) is Command.REPLACE
+
+
+def test_the_guard_forgets_an_engine_whose_slot_has_closed_and_no_other() -> None:
+    control = SpeculationControl(make_setup(replicas=SOME, calibrate="off"), [])
+    control.slots_open(frozenset({0, 1}), 0.0)
+    for now in range(1, 4):
+        for slot in range(2):
+            control.hear(WorkerId(slot, 0), stats(ReplicaState.RUNNING, warmup=GOOD, tokens=10_000 * now), float(now))
+    assert control._guard is not None
+    judged = control._guard._guard
+    assert all(verdict.accept_length for verdict in judged.verdicts(4.0)[:2])
+    control.worker_gone(WorkerId(1, 0))
+    control.slots_open(frozenset({0}), 5.0)
+    assert [verdict.accept_length is None for verdict in judged.verdicts(6.0)[:2]] == [False, True]
 
 
 def test_what_a_restart_costs_is_counted_among_those_that_are_there() -> None:
