@@ -147,7 +147,10 @@ class NodeLost(EngineError):
 
 
 class ServerUnavailable(EngineError):
-    """A server that somebody else runs cannot be reached, or does not answer as such a server does."""
+    """A server that somebody else runs cannot be reached, or does not answer as such a server does.
+
+    Rows that were in work there are not to blame: they go back to the queue and are no suspects.
+    """
 
 
 class SpeculationFailed(RegenError):

@@ -87,6 +87,9 @@ DRAFTLESS_METHODS = ("ngram", "suffix")
 # What of the speculation section says how it is watched, and not how it drafts.
 SPECULATION_POLICY = ("gate", "guard", "calibrate", "warmup", "calibration")
 
+# What of the engine section is about servers alone.
+SERVER_FIELDS = ("endpoints", "ids", "token_timeout_seconds", "outage_seconds", "request_attempts")
+
 # `store.endpoint` for AWS itself.
 AWS_ENDPOINT = "aws"
 _ENDPOINT = re.compile(r"^https?://[^/\s@]+(?:/[^\s@]*)?$")
@@ -256,6 +259,20 @@ class _EngineCommon(_Strict):
             )
         return self
 
+    @model_validator(mode="after")
+    def _has_engines_of_its_kind(self) -> _EngineCommon:
+        if isinstance(self.replicas, ReplicaRange) and not self.replicas.max:
+            raise ValueError("replicas: max is 0, and a run with nothing but servers is kind: openai")
+        return self
+
+    @model_validator(mode="after")
+    def _names_each_server_once(self) -> _EngineCommon:
+        urls = [endpoint.url.strip().rstrip("/").removesuffix("/v1").rstrip("/") for endpoint in self.endpoints]
+        for url in urls:
+            if urls.count(url) > 1:
+                raise ValueError(f"endpoints: {url} stands twice: name it once, with as many slots as it can take")
+        return self
+
     @property
     def own(self) -> ReplicaRange:
         """How many engines of our own there may be."""
@@ -276,6 +293,16 @@ class _EngineCommon(_Strict):
     def endpoint_of(self, slot: int) -> EndpointSpec | None:
         """The server of a slot; None: an engine of our own is there."""
         return self.endpoints[slot] if slot < len(self.endpoints) else None
+
+    def slots_of(self, slot: int) -> int:
+        """Sequences that the replica of this slot decodes at once."""
+        endpoint = self.endpoint_of(slot)
+        return self.slots if endpoint is None or endpoint.slots is None else endpoint.slots
+
+    @property
+    def most_slots(self) -> int:
+        """Sequences of the whole fleet, at its largest."""
+        return sum(map(self.slots_of, range(self.most_replicas)))
 
 
 class VllmEngineSpec(_EngineCommon):

@@ -14,7 +14,15 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Protocol
 
-from regen.errors import EngineGarbage, EngineStalled, EngineStartFailed, NodeLost, RegenError, UserError
+from regen.errors import (
+    EngineGarbage,
+    EngineStalled,
+    EngineStartFailed,
+    NodeLost,
+    RegenError,
+    ServerUnavailable,
+    UserError,
+)
 from regen.records import ENDED_PHASES, CoordinatorStatus, Death, Left, Phase, Toll, WorkerId
 from regen.run.restarts import Restarts
 from regen.run.setup import Assignment, RunSetup, WorkerSetup
@@ -33,7 +41,7 @@ HOURS_DRAIN_SECONDS = 60.0
 FAREWELL_POLL_SECONDS = 0.5
 FAREWELL_ANSWER_SECONDS = 5.0
 # Errors that say nothing of the rows that an engine had.
-_BLAMELESS = (UserError, EngineStartFailed, EngineGarbage, NodeLost)
+_BLAMELESS = (UserError, EngineStartFailed, EngineGarbage, NodeLost, ServerUnavailable)
 # Of those, the ones that say nothing of the engine either: they use up no restart.
 _TAKEN_AWAY = (NodeLost,)
 
@@ -241,7 +249,7 @@ class Driver:
                 trials_left -= 0 if end.toll.narrows else 1
                 self._say(f"replica {slot}, tried with {assignment.arm}: {_told(end.error)}{_told_toll(end.toll)}")
                 continue
-            may_go_on = not is_final and restarts.died(end.toll)
+            may_go_on = not is_final and restarts.died(end.toll, isinstance(end.error, ServerUnavailable))
             left = f"restarts left: {restarts.left}" if may_go_on else "it gets no other engine"
             self._say(f"replica {slot} is gone: {_told(end.error)}{_told_toll(end.toll)}; {left}")
             if not may_go_on:

@@ -324,3 +324,9 @@ def test_the_documentation_has_every_code() -> None:
     found = {code for code in named if code.replace("-", "").isalpha() and " " not in code}
     assert len(found) == len(CHECKS)
     assert not [code for code in found if f"`{code}`" not in page]
+
+
+def test_servers_beside_our_engines_ask_for_nothing_of_the_cluster() -> None:
+    servers = [{"url": f"http://h:{port}"} for port in range(1, 6)]
+    demand = demand_of(spec_of({"replicas": 2, "endpoints": servers}, speculation=None))
+    assert (demand.fewest, demand.most, demand.servers, demand.gpus) == (2, 2, 5, 8)

@@ -402,7 +402,7 @@ def test_a_slot_that_was_found_out_is_trusted_again_when_an_engine_of_it_has_pro
         assert suspects._distrusted == {0}
         made.report(Report(WorkerId(0, 0), seq, tuple(rows[4:]), (), tuple(finished), (), 0), 0)
     assert suspects._distrusted == set()
-    assert made.worker_gone(WorkerId(0, 0), DIED).toll == Toll(is_proven=True, suspects=4)
+    assert made.worker_gone(WorkerId(0, 0), DIED).toll == Toll(is_proven=True, suspects=4, has_worked=True)
 
 
 def test_attempts_outlive_the_coordinator() -> None:
@@ -435,6 +435,16 @@ def test_good_work_gives_the_restarts_back() -> None:
     restarts = Restarts(1)
     assert all(restarts.died(PROVEN) for _ in range(50))
     assert not restarts.died(PLAIN)
+
+
+def test_outages_of_a_server_are_bounded_only_while_nothing_is_made_in_between() -> None:
+    restarts, worked = Restarts(2), Toll(has_worked=True)
+    assert all(restarts.died(worked, is_outage=True) for _ in range(50))
+    assert restarts.died(PLAIN, is_outage=True)
+    assert not restarts.died(PLAIN, is_outage=True)
+    own = Restarts(1)
+    assert own.died(worked)
+    assert not own.died(worked)
 
 
 @pytest.mark.parametrize("toll", [NARROWING, PLAIN, PROVEN])
