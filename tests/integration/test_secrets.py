@@ -1,4 +1,4 @@
-"""No secret of the environment is in a run folder, nor in what commands say of it: not where errors quote one, either."""
+"""No secret of the environment is in a run folder, nor in what commands say of it: nor where an error quotes one."""
 
 from __future__ import annotations
 
