@@ -140,6 +140,9 @@ def test_containers_do_not_run_as_root() -> None:
         assert f"useradd --create-home --uid {users[-1]} " in stage
     for name, service in yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["services"].items():
         assert not service.get("privileged"), name
+        if "build" in service:
+            assert service["cap_drop"] == ["ALL"], name
+            assert service["security_opt"] == ["no-new-privileges:true"], name
         assert "user" not in service, f"{name}: the image's own user"
         assert "docker.sock" not in json.dumps(service), name
 
