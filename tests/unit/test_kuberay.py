@@ -251,7 +251,7 @@ def test_the_spec_fits_the_cluster_that_the_manifest_asks_for(variant: str) -> N
     cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
     evidence = Evidence(demand, Questions((), (), (), ()), nodes, cpus, gpus)
     assert [finding.code for finding in fit(evidence) if finding.code != "node-silent"] == []
-    assert demand.replicas * demand.gpus == gpus
+    assert demand.fewest * demand.gpus == gpus
 
 
 @variants
