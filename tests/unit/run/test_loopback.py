@@ -10,7 +10,7 @@ import pytest
 
 from regen.run.loopback import keep_on_loopback
 
-JOINED = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+JOINED, ENGINES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "VLLM_HOST_IP"
 
 
 @pytest.mark.parametrize(
@@ -28,13 +28,15 @@ JOINED = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 def test_a_cluster_of_our_own_is_kept_on_loopback_unless_told_otherwise(
     monkeypatch: pytest.MonkeyPatch, address: str | None, surroundings: dict[str, str], expected: str | None
 ) -> None:
-    for name in (JOINED, "RAY_ADDRESS"):
+    for name in (JOINED, ENGINES, "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in surroundings.items():
         monkeypatch.setenv(name, value)
     keep_on_loopback(address)
     assert os.environ.get(JOINED) == expected
-    monkeypatch.delenv(JOINED, raising=False)
+    assert os.environ.get(ENGINES) == ("127.0.0.1" if expected == "0" else None), "where its Ray node is"
+    for name in (JOINED, ENGINES):
+        os.environ.pop(name, None)
 
 
 def test_it_comes_before_ray() -> None:
