@@ -48,7 +48,7 @@ from regen.records import (
     WarmupReport,
 )
 from regen.run.conversation import Regenerator
-from regen.run.failed_rows import storable_table
+from regen.run.failed_rows import failed_attempt, storable_table
 from regen.run.fleet import OVERSUBSCRIPTION
 from regen.run.setup import WorkerSetup
 from regen.run.stall import StallClock
@@ -390,14 +390,14 @@ class Worker:
             ]
             self._last_completion_at = time.time()
         except RowFailed as failure:
-            self._failed.append(FailedAttempt(ordinal, failure.reason, failure.detail))
+            self._failed.append(failed_attempt(ordinal, failure.reason, failure.detail))
         except (EngineDied, ServerUnavailable) as error:
             # The row stays listed: of what was in work the engine may have died.
             self._error, is_over = self._error or error, False
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a defect or a panic must cost this row an attempt, and not be tried for ever
-            self._failed.append(FailedAttempt(ordinal, "internal_error", f"{type(error).__name__}: {error}"))
+            self._failed.append(failed_attempt(ordinal, "internal_error", f"{type(error).__name__}: {error}"))
         finally:
             is_own = self._tasks.get(ordinal) is asyncio.current_task()  # else dropped, and perhaps leased anew since
             if is_own and is_over:
@@ -445,7 +445,7 @@ class Worker:
 
     def _give_up(self, ordinal: int, reason: str, detail: str) -> None:
         self._drop(ordinal)
-        self._failed.append(FailedAttempt(ordinal, reason, detail))
+        self._failed.append(failed_attempt(ordinal, reason, detail))
 
     def _drop(self, ordinal: int) -> None:
         if (task := self._tasks.pop(ordinal, None)) is not None:
