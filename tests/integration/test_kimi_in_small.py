@@ -149,7 +149,7 @@ def check_thinking(rows: list[dict[str, Any]]) -> None:
             said = generation["completion_token_ids"]
             if is_on and not {IDS["</think>"], IDS[CALLS_BEGIN]} & set(said):
                 assert generation["content"] == ""
-                assert {"cut_in_thinking", "no_visible_answer"} & set(generation["labels"])
+                assert {"cut_in_thinking", "no_visible_answer", "empty_answer"} & set(generation["labels"])
             if not is_on and not {IDS[THINK], IDS["</think>"]} & set(said):
                 assert generation["reasoning"] is None
 
