@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
+from regen.cli import app
 from regen.data.plan_summary import PlanSummary
 from regen.data.target import resolve_target
 from regen.run.estimate_spec import Assumptions, SpecEstimate, estimate_plan, estimate_spec
@@ -165,6 +168,23 @@ def test_faults_of_a_head_are_found(heads: Heads, tmp_path: Path, name: str, wha
     asked = spec.speculation.model_copy(update={"draft": str(draft), **fault.speculation})
     found = refused(spec.model_copy(update={"speculation": asked}))
     assert found[fault.code] is (Severity.REFUSE if fault.is_refused else Severity.WARN)
+
+
+RECIPES = sorted(path.name for path in EXAMPLES.glob("*.yaml") if "#   regen" in path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_commands_that_a_recipe_shows_are_commands(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsed as the command line parses them, their flags and files too; nothing is run."""
+    monkeypatch.chdir(EXAMPLES.parent)
+    shown = re.findall(r"^#   regen ([^#\n]+)", (EXAMPLES / name).read_text(encoding="utf-8"), re.MULTILINE)
+    assert shown
+    group = typer.main.get_command(app)
+    assert isinstance(group, typer.core.TyperGroup)
+    for line in shown:
+        command, *words = shlex.split(line)
+        parsed = group.commands[command].make_context(command, words)
+        assert parsed.params["spec"] == Path("examples", name)
 
 
 def estimated(summary: PlanSummary, recipe: RunSpec) -> SpecEstimate:
