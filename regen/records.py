@@ -605,14 +605,15 @@ class Toll:
     """What the end of an engine has meant.
 
     `narrows`: it told suspects apart, or showed which row kills engines; `is_proven`: before, the engine had finished
-    rows enough to be a good one; `suspects` are rows under suspicion now, `condemned` rows that are so no longer, since
-    they were found to kill engines.
+    rows enough to be a good one, `has_worked`: one row or more; `suspects` are rows under suspicion now, `condemned`
+    rows that are so no longer, since they were found to kill engines.
     """
 
     narrows: bool = False
     is_proven: bool = False
     suspects: int = 0
     condemned: int = 0
+    has_worked: bool = False
 
 
 # --- totals --------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from regen.engines.event_lines import EventLines
@@ -23,7 +23,8 @@ from regen.engines.http import Connection, OpenReply, Reply, server_url
 from regen.engines.openai_answers import AnswerStream, StreamedAnswer, answer_stream, scores
 from regen.engines.openai_bodies import GENERATE_PATH, generation_body, not_taken, score_body
 from regen.engines.openai_facts import disagreements, draft_of, losses, speculates
-from regen.engines.served import ServedModel, recognise
+from regen.engines.openai_tokenizer import KnownText, shows_the_targets_tokenizer
+from regen.engines.served import ServedModel, is_healthy, recognise
 from regen.engines.served_failures import Blame, Failure, RequestFailed, SignsOfLife, of_status, wait_seconds
 from regen.engines.served_sglang import streams_new_ids_only
 from regen.engines.served_totals import ServerTotals
@@ -61,14 +62,19 @@ class OpenaiEngine:
         speculation: SpeculationSpec | None,
         retokenise: Retokenise | None = None,
         say: Callable[[str], None] = lambda line: None,
+        approve: Callable[[ServerFacts], None] = lambda facts: None,
+        known_texts: Callable[[], Sequence[KnownText]] = lambda: (),
     ) -> None:
         """`sampling` is what most rows are sampled with: refused at the start, where the server would drop of it.
 
         `retokenise` is only for `ids: retokenised`. `say` gets the one statement of what is lost with this server.
+        `approve` judges what the server tells of itself and raises UserError; `known_texts` are compared with what its
+        tokenizer makes of them. Both are called in a thread.
         """
         self._spec, self._endpoint, self._target = spec, endpoint, target
         self._sampling, self._speculation, self._retokenise = sampling, speculation, retokenise
-        self._say = say
+        self._tell, self._told = say, set[str]()
+        self._approve, self._known_texts = approve, known_texts
         self._slots = endpoint.slots or spec.slots
         self._connection: Connection | None = None
         self._served: ServedModel | None = None
@@ -76,6 +82,8 @@ class OpenaiEngine:
         self._is_incremental = False
         self._life = SignsOfLife(spec.outage_seconds)
         self._draw = random.Random()
+        self._places = asyncio.Semaphore(self._slots)
+        self._looking: asyncio.Task[bool] | None = None
 
     async def start(self) -> EngineInfo:
         """Waits for a server that does not answer yet. Raises SpecError where waiting does not help."""
@@ -83,30 +91,33 @@ class OpenaiEngine:
             connections = self._slots + _CONNECTIONS_TO_SPARE
             self._connection = Connection(server_url(self._endpoint.url), self._key(), connections)
             await self._connection.__aenter__()
-        said = ""
         while True:
             try:
                 return await self._start(self._connection)
             except ServerUnavailable as error:
-                unavailable = str(error)
-            if unavailable != said:
-                self._say(f"waiting for {self._connection.url}: {unavailable}")
-            said = unavailable
+                self._say(f"waiting for {self._connection.url}: {error}")
             await asyncio.sleep(START_RETRY_SECONDS)
+
+    def _say(self, line: str) -> None:
+        """Once, however often a start is tried."""
+        if line not in self._told:
+            self._told.add(line)
+            self._tell(line)
 
     async def generate(self, request: GenerationRequest, on_tokens: Callable[[int], None]) -> Completion:
         if dropped := self._not_taken(request.sampling):
             raise RowRefused(Stage.GENERATE, "sampling_not_taken", dropped)
-        asked_at, tries = time.monotonic(), 0
+        asked_at, tries, waits = time.monotonic(), 0, 0
         while True:
             try:
                 answer, began_at, first_at = await self._answer(request, on_tokens)
                 return self._completion(request, answer, (asked_at, began_at, first_at, time.monotonic()))
             except RequestFailed as error:
                 failure = error.failure
-            tries += 1
+            tries += await self._cost(failure)
             self._raise_if_final(failure, tries)
-            await asyncio.sleep(wait_seconds(tries, failure, self._draw.random()))
+            waits += 1
+            await asyncio.sleep(wait_seconds(waits, failure, self._draw.random()))
 
     async def score(self, prompt_token_ids: tuple[int, ...], token_ids: tuple[int, ...]) -> tuple[TokenScore, ...]:
         connection, facts = self._ready()
@@ -114,25 +125,30 @@ class OpenaiEngine:
             raise RowFailed("scores_not_given", f"{connection.url} is of a kind that cannot rate tokens")
         body = score_body(facts.kind, facts.model, [*prompt_token_ids, *token_ids])
         path = GENERATE_PATH[facts.kind]
-        tries = 0
+        tries = waits = 0
         while True:
             try:
                 reply = await connection.post(path, body, self._spec.token_timeout_seconds)
-                self._require_ok(reply.status, reply, None)
+                self._require_ok(reply.status, reply, reply.retry_after)
                 return scores(facts.kind, reply.fields(), token_ids)
             except ServerUnavailable as error:
                 failure = Failure(Blame.MOMENT, "server_unavailable", str(error))
             except RequestFailed as error:
                 failure = error.failure
-            tries += 1
+            tries += await self._cost(failure)
             self._raise_if_final(failure, tries)
-            await asyncio.sleep(wait_seconds(tries, failure, self._draw.random()))
+            waits += 1
+            await asyncio.sleep(wait_seconds(waits, failure, self._draw.random()))
 
     def counters(self) -> EngineCounters:
         return self._totals.engine_counters()
 
     async def close(self) -> None:
         await self._totals.close()
+        looking, self._looking = self._looking, None
+        if looking is not None:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.__aexit__(None, None, None)
@@ -157,18 +173,22 @@ class OpenaiEngine:
                 f"{connection.url} answers as a server of kind {served.facts.kind.value}, and this endpoint's server is"
                 f" {self._endpoint.server!r}"
             )
+        await asyncio.to_thread(self._approve, served.facts)
         self._require_agreement(connection)
+        known = await asyncio.to_thread(self._known_texts)
+        shows_tokenizer = await shows_the_targets_tokenizer(connection, served.facts.model, known)
         self._is_incremental = served.facts.kind is ServerKind.SGLANG and await streams_new_ids_only(connection)
         await self._totals.begin(connection, served)
         if dropped := self._not_taken(self._sampling):
             raise SpecError(f"{connection.url} would not sample as the spec asks: {dropped}")
         gives_ids = await self._try_one(connection)
+        self._say_losses(connection, gives_ids, shows_tokenizer or not known)
         await self._totals.begin(connection, served)
         self._life.seen()
         self._totals.watch(connection, served)
         facts, how = served.facts, "server" if gives_ids else "server, ids from its text"
         return EngineInfo(
-            engine=f"{facts.kind.value} {facts.version or 'of unknown version'} ({how})",
+            engine=f"{facts.kind.value} {facts.version or 'of unknown version'} at {_place(connection.url)} ({how})",
             draft=draft_of(facts, self._speculation),
             max_model_len=min(self._spec.max_model_len, facts.context_tokens or self._spec.max_model_len),
             slots=self._slots,
@@ -181,7 +201,7 @@ class OpenaiEngine:
             raise SpecError("\n".join(f"engine.endpoints: {connection.url}: {text}" for text in found))
 
     async def _try_one(self, connection: Connection) -> bool:
-        """One small answer: whether ids come back, and with them counters. Says what is lost."""
+        """One small answer: whether ids come back, and with them counters."""
         request = GenerationRequest("regen-start", (1,), replace(self._sampling, stop=()), 4, None)
         try:
             answer, _, _ = await self._streamed(request, _Progress(lambda count: None, lambda: None, request.cap))
@@ -196,18 +216,22 @@ class OpenaiEngine:
             )
         if answer.acceptance is not None:
             self._totals.own.add(Acceptance())
+        return answer.token_ids is not None
+
+    def _say_losses(self, connection: Connection, gives_ids: bool, shows_tokenizer: bool) -> None:
         _, facts = self._ready()
         wants_counters = self._speculation is not None or speculates(facts, False)
-        for text in losses(
-            facts, answer.token_ids is not None, not wants_counters or self._totals.acceptance is not None
-        ):
+        gives_counters = not wants_counters or self._totals.acceptance is not None
+        for text in losses(facts, gives_ids, gives_counters, shows_tokenizer, self._sampling.temperature > 0):
             self._say(f"{connection.url}: {text}")
-        return answer.token_ids is not None
 
     async def _answer(
         self, request: GenerationRequest, on_tokens: Callable[[int], None]
     ) -> tuple[StreamedAnswer, float, float]:
-        """(answer, when it was sent, when its first token came). Counted as waiting until then, as running after."""
+        """(answer, when it was sent, when its first token came). Counted as waiting until then, as running after.
+
+        A row that finds `slots` requests at the server waits here: its next prompt is sent as soon as one has ended.
+        """
         own = self._totals.own
 
         def count(new: int) -> None:
@@ -223,7 +247,8 @@ class OpenaiEngine:
         progress = _Progress(count, began, request.cap)
         own.waiting += 1
         try:
-            return await self._streamed(request, progress)
+            async with self._places:
+                return await self._streamed(request, progress)
         finally:
             own.waiting -= 0 if progress.has_begun else 1
             own.running -= 1 if progress.has_begun else 0
@@ -304,6 +329,17 @@ class OpenaiEngine:
         said = connection.shown(message if isinstance(message, str) else reply.text())
         raise RequestFailed(of_status(status, said, retry_after, time.time()))
 
+    async def _cost(self, failure: Failure) -> int:
+        """How many tries of its request a failure is: none where the server is busy, or is away itself."""
+        return int(failure.blame is Blame.MOMENT and await self._is_there())
+
+    async def _is_there(self) -> bool:
+        """Asked once for all requests that fail together."""
+        if self._looking is None or self._looking.done():
+            connection, facts = self._ready()
+            self._looking = asyncio.ensure_future(is_healthy(connection, facts.kind))
+        return await asyncio.shield(self._looking)
+
     def _raise_if_final(self, failure: Failure, tries: int) -> None:
         """Raises what the protocol knows; returns where the request is to be sent again."""
         connection, _ = self._ready()
@@ -311,10 +347,10 @@ class OpenaiEngine:
         if failure.blame is Blame.ROW:
             raise RowRefused(Stage.GENERATE, failure.reason, detail)
         if failure.blame is Blame.CONFIGURATION:
-            raise EngineDied(f"{connection.url} takes no requests any more: {detail}")
+            raise ServerUnavailable(f"{connection.url} takes no requests any more: {detail}")
         if self._life.is_gone_at(time.monotonic()):
             seconds = self._spec.outage_seconds
-            raise EngineDied(
+            raise ServerUnavailable(
                 f"{connection.url} has answered nothing for engine.outage_seconds ({seconds:g} s): {detail}"
             )
         if failure.blame is Blame.MOMENT and tries >= self._spec.request_attempts:
@@ -329,6 +365,11 @@ class OpenaiEngine:
         if self._connection is None or self._served is None:
             raise EngineDied("the server's connection is closed")
         return self._connection, self._served.facts
+
+
+def _place(url: str) -> str:
+    """`HOST:PORT[/PREFIX]`: a row says which server has answered it."""
+    return url.partition("://")[2]
 
 
 class _Progress:

@@ -16,6 +16,8 @@ from regen.engines.openai import OpenaiEngine
 from regen.observe.process_metrics import serve_process_metrics
 from regen.protocols import AnswerParser, Engine
 from regen.run.draft_folder import make_draft_folder
+from regen.run.known_texts import known_texts
+from regen.run.server_preflight import approve
 from regen.run.setup import Purpose, WorkerSetup
 from regen.run.worker import Exchange, Served, Worker
 from regen.spec import EndpointSpec, FakeEngineSpec, SpeculationSpec, VllmEngineSpec
@@ -45,15 +47,17 @@ def build_engine(setup: WorkerSetup) -> Engine:
 
 
 def _served_engine(endpoint: EndpointSpec, setup: WorkerSetup) -> Engine:
-    spec = setup.run.spec
+    spec, speculation, say = setup.run.spec, setup.assignment.speculation, partial(_say, setup.worker.slot)
     return OpenaiEngine(
         spec=spec.engine,
         endpoint=endpoint,
         target=spec.target.model,
         sampling=effective_sampling(spec.sampling, setup.generation_config, setup.eos_token_ids, "", {}),
-        speculation=setup.assignment.speculation,
+        speculation=speculation,
         retokenise=_template(setup).ids_of_text if spec.engine.ids == "retokenised" else None,
-        say=partial(_say, setup.worker.slot),
+        say=say,
+        approve=lambda facts: approve(facts, speculation, _target_folder(setup), say),
+        known_texts=lambda: known_texts(_template(setup)),
     )
 
 
@@ -72,6 +76,15 @@ def _draft_folder(speculation: SpeculationSpec | None, setup: WorkerSetup) -> Ca
     if speculation is None or speculation.draft is None:
         return None
     return partial(make_draft_folder, speculation, _target_folder(setup))
+
+
+def prepare_draft(setup: WorkerSetup) -> str | None:
+    """On each node that the engine's processes are on: make the draft's folder, and say where. None: there is no draft.
+
+    Raises as `make_draft_folder`.
+    """
+    make = _draft_folder(setup.assignment.speculation, setup)
+    return None if make is None else str(make())
 
 
 def build_worker(setup: WorkerSetup, exchange: Exchange) -> Worker:

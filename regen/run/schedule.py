@@ -255,7 +255,9 @@ class Schedule:
             self._requeue(self._suspects.left(worker.slot))
         exhausted = tuple(map(self._condemn, ruling.condemned))
         self._let_go(worker.slot, set(view.held))
-        view.toll = Toll(ruling.narrows, self._is_proven(view), len(self._suspects), len(exhausted))
+        view.toll = Toll(
+            ruling.narrows, self._is_proven(view), len(self._suspects), len(exhausted), has_worked=view.finished > 0
+        )
         return Farewell(view.toll, exhausted)
 
     def slot_lost(self, slot: int) -> None:

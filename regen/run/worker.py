@@ -21,7 +21,16 @@ from typing import Protocol
 import pyarrow as pa
 
 from regen import rows
-from regen.errors import EngineDied, EngineError, EngineGarbage, EngineStalled, EngineStartFailed, RowFailed, UserError
+from regen.errors import (
+    EngineDied,
+    EngineError,
+    EngineGarbage,
+    EngineStalled,
+    EngineStartFailed,
+    RowFailed,
+    ServerUnavailable,
+    UserError,
+)
 from regen.protocols import AnswerParser, ChatTemplate, Engine
 from regen.records import (
     Command,
@@ -376,7 +385,7 @@ class Worker:
             self._last_completion_at = time.time()
         except RowFailed as failure:
             self._failed.append(FailedAttempt(ordinal, failure.reason, failure.detail))
-        except EngineDied as error:
+        except (EngineDied, ServerUnavailable) as error:
             # The row stays listed: of what was in work the engine may have died.
             self._error, is_over = self._error or error, False
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):

@@ -6,7 +6,7 @@ What the fake engine answers in this process is what a server must be brought to
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -17,8 +17,11 @@ from aiohttp import web
 from regen.engines import openai, served_failures, served_totals
 from regen.engines.fake import FakeEngine
 from regen.engines.openai import OpenaiEngine, Retokenise
-from regen.errors import EngineDied, RowFailed, RowRefused, SpecError
+from regen.engines.openai_tokenizer import KnownText
+from regen.engines.served_failures import Failure
+from regen.errors import PreflightRefused, RowFailed, RowRefused, ServerUnavailable, SpecError
 from regen.records import Completion, EngineInfo, GenerationRequest, Sampling, WorkerId
+from regen.served import ServerFacts
 from regen.spec import EndpointSpec, FakeEngineSpec, OpenaiEngineSpec, SpeculationSpec
 from tests.loopback import served
 from tests.served.answers import Answers
@@ -77,6 +80,8 @@ def case(
     spec: dict[str, Any] | None = None,
     speculation: SpeculationSpec | None = None,
     retokenise: Retokenise | None = None,
+    known: Sequence[KnownText] = (),
+    approve: Callable[[ServerFacts], None] = lambda facts: None,
     **server: Any,
 ) -> Iterator[Case]:
     """Started, and closed with the block."""
@@ -88,7 +93,9 @@ def case(
         place = EndpointSpec(url=stand.url, model="target", **(endpoint or {}))
         whole = OpenaiEngineSpec(endpoints=[place], slots=8, max_model_len=512, **(spec or {}))
         said: list[str] = []
-        engine = OpenaiEngine(whole, place, "target", SAMPLING, speculation, retokenise, said.append)
+        engine = OpenaiEngine(
+            whole, place, "target", SAMPLING, speculation, retokenise, said.append, approve, lambda: known
+        )
         runner = stack.enter_context(asyncio.Runner())
         stack.callback(lambda: runner.run(engine.close()))
         info = runner.run(asyncio.wait_for(engine.start(), 30))
@@ -144,8 +151,9 @@ def test_a_refusal_is_the_rows_own_and_is_not_repeated(kind: str) -> None:
         assert len(made.server.desk.bodies) == 2
 
 
-def test_a_key_that_is_taken_away_ends_the_engine() -> None:
-    with case("vllm", Fault(Kind.STATUS, numbers=SECOND, status=401)) as made, pytest.raises(EngineDied, match="401"):
+def test_a_key_that_is_taken_away_ends_the_engine_and_blames_no_row() -> None:
+    refused = Fault(Kind.STATUS, numbers=SECOND, status=401)
+    with case("vllm", refused) as made, pytest.raises(ServerUnavailable, match="401"):
         made.ask()
 
 
@@ -159,8 +167,60 @@ def test_a_request_that_fails_again_and_again_costs_its_row_an_attempt() -> None
 
 def test_a_server_that_does_nothing_but_fail_counts_as_gone() -> None:
     fault = Fault(Kind.STATUS, after=1, times=None, status=429)
-    with case("vllm", fault, spec={"outage_seconds": 0.1}) as made, pytest.raises(EngineDied, match="outage_seconds"):
+    gone = pytest.raises(ServerUnavailable, match="outage_seconds")
+    with case("vllm", fault, spec={"outage_seconds": 0.1}) as made, gone:
         made.ask()
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_server_that_is_down_costs_no_attempt_however_often_a_request_was_sent(kind: str) -> None:
+    with case(kind, spec={"outage_seconds": 0.2, "request_attempts": 2}) as made:
+        made.stand.down()
+        with pytest.raises(ServerUnavailable, match="outage_seconds"):
+            made.ask()
+
+
+def test_a_server_that_says_itself_that_it_is_ill_costs_no_attempt() -> None:
+    """vLLM, say, whose engine is gone and whose door still answers."""
+    fault = Fault(Kind.STATUS, after=1, times=None, status=500)
+    gone = pytest.raises(ServerUnavailable, match="outage_seconds")
+    with case("vllm", fault, spec={"outage_seconds": 0.2, "request_attempts": 2}, is_healthy=False) as made, gone:
+        made.ask()
+
+
+def test_overload_before_a_failure_is_no_attempt() -> None:
+    busy = Fault(Kind.STATUS, numbers=frozenset(range(2, 6)), status=429, retry_after="0")
+    with case("vllm", busy, Fault(Kind.STATUS, numbers=frozenset({6}), status=500)) as made:
+        made.server.desk.bodies.clear()
+        assert made.ask().token_ids == expected().token_ids
+
+
+def test_no_more_requests_than_slots_are_at_a_server_and_they_share_connections() -> None:
+    with case("vllm", chunk_tokens=64) as made:
+
+        async def many() -> list[Completion]:
+            work = [made.engine.generate(request(), lambda count: None) for _ in range(300)]
+            return list(await asyncio.gather(*work))
+
+        assert {answer.token_ids for answer in made.wait(many())} == {expected().token_ids}
+        assert made.server.desk.most_running == 8
+        assert len(made.server.desk.bodies) == 301
+        assert len(made.server.desk.connections) <= 8 + 4
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_rating_waits_as_long_as_the_server_wants(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted: list[float | None] = []
+
+    def noted(tries: int, failure: Failure, draw: float) -> float:
+        wanted.append(failure.retry_after_seconds)
+        return 0.0
+
+    monkeypatch.setattr(openai, "wait_seconds", noted)
+    with case(kind, Fault(Kind.STATUS, numbers=frozenset({3}), status=429, retry_after="7")) as made:
+        answer = made.ask()
+        assert len(made.wait(made.engine.score(request().prompt_token_ids, answer.token_ids))) == len(answer.token_ids)
+    assert wanted == [7.0]
 
 
 def test_a_server_that_comes_back_answers_what_was_asked_meanwhile() -> None:
@@ -291,6 +351,56 @@ def test_a_missing_or_wrong_key_is_the_specs_fault(
 def test_what_does_not_agree_is_known_before_a_row_is_sent(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(SpecError, match=said), case("vllm", **changes):
         pass
+
+
+KNOWN = (KnownText("<|im_start|>user\nHi", (7, 8, 9)), KnownText("two", (5,)))
+
+
+def ids_of(changed: tuple[int, ...] | None = None) -> Callable[[str], list[int]]:
+    """The target's tokenizer, or one that differs in the second text."""
+    table = {one.text: one.token_ids for one in KNOWN} | ({"two": changed} if changed else {})
+    return lambda text: list(table[text])
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_server_with_another_tokenizer_is_refused_before_a_token_is_asked_for(kind: str) -> None:
+    with case(kind, known=KNOWN, tokenizer=ids_of()) as made:
+        assert not any("tokenizer" in line for line in made.said)
+    for other in ((5, 6), (6,)):
+        refused = pytest.raises(SpecError, match=r"another tokenizer.*'two'")
+        with refused, case(kind, known=KNOWN, tokenizer=ids_of(other)):
+            pass
+
+
+def test_a_tokenizer_that_is_not_shown_is_said_to_be_taken_on_trust() -> None:
+    with case("vllm", known=KNOWN) as made:
+        assert sum("does not show its tokenizer" in line for line in made.said) == 1
+
+
+def test_what_a_server_tells_of_itself_is_judged_before_a_token_is_asked_for() -> None:
+    asked: list[ServerFacts] = []
+
+    def refuse(facts: ServerFacts) -> None:
+        asked.append(facts)
+        raise PreflightRefused("no")
+
+    with pytest.raises(PreflightRefused), case("sglang", speculation=NGRAM, approve=refuse):
+        pass
+    assert [facts.speculation and facts.speculation.method for facts in asked] == ["NGRAM"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "it does not say"),
+        ({"enable_deterministic_inference": False}, "seeds have no effect"),
+        ({"enable_deterministic_inference": True}, None),
+    ],
+)
+def test_what_becomes_of_seeds_is_said(arguments: dict[str, Any], said: str | None) -> None:
+    with case("sglang", arguments=arguments) as made:
+        lines = [line for line in made.said if "seeds" in line]
+        assert [said is not None and said in line for line in lines] == ([True] if said else [])
 
 
 def as_ids(text: str) -> tuple[int, ...] | None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from regen.ordinals import OrdinalSet
 from regen.records import Death, FailedAttempt, Toll, WorkerId
-from regen.run.restarts import FREE_DEATHS, Restarts
+from regen.run.restarts import FREE_DEATHS, LONGEST_PAUSE_SECONDS, Restarts
 from regen.run.schedule import HUNG_SECONDS, SILENT_SECONDS, Exhausted, Report, Schedule
 from regen.run.suspects import Suspects
 from regen.store.control import SuspectRows
@@ -402,7 +402,7 @@ def test_a_slot_that_was_found_out_is_trusted_again_when_an_engine_of_it_has_pro
         assert suspects._distrusted == {0}
         made.report(Report(WorkerId(0, 0), seq, tuple(rows[4:]), (), tuple(finished), (), 0), 0)
     assert suspects._distrusted == set()
-    assert made.worker_gone(WorkerId(0, 0), DIED).toll == Toll(is_proven=True, suspects=4)
+    assert made.worker_gone(WorkerId(0, 0), DIED).toll == Toll(is_proven=True, suspects=4, has_worked=True)
 
 
 def test_attempts_outlive_the_coordinator() -> None:
@@ -437,6 +437,25 @@ def test_good_work_gives_the_restarts_back() -> None:
     assert not restarts.died(PLAIN)
 
 
+def test_outages_of_a_server_are_bounded_only_while_nothing_is_made_in_between() -> None:
+    restarts, worked = Restarts(2), Toll(has_worked=True)
+    assert all(restarts.died(worked, is_outage=True) for _ in range(50))
+    assert restarts.died(PLAIN, is_outage=True)
+    assert not restarts.died(PLAIN, is_outage=True)
+    own = Restarts(1)
+    assert own.died(worked)
+    assert not own.died(worked)
+
+
 @pytest.mark.parametrize("toll", [NARROWING, PLAIN, PROVEN])
 def test_no_restarts_are_no_restarts(toll: Toll) -> None:
     assert not Restarts(0).died(toll)
+
+
+def test_engines_that_were_taken_away_use_up_nothing_but_time() -> None:
+    restarts = Restarts(0)
+    pauses = [restarts.was_taken(PLAIN) for _ in range(9)]
+    assert pauses == [1, 2, 4, 8, 16, 32, 64, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS]
+    assert restarts.was_taken(PROVEN) == 1, "an engine that did its work begins anew"
+    assert restarts.was_taken(PLAIN) == 2
+    assert not restarts.died(PLAIN)
