@@ -206,9 +206,10 @@ class OpenaiEngine:
         try:
             answer, _, _ = await self._streamed(request, _Progress(lambda count: None, lambda: None, request.cap))
         except RequestFailed as error:
+            detail = connection.shown(error.failure.detail)
             if error.failure.blame in (Blame.MOMENT, Blame.OVERLOAD):
-                raise ServerUnavailable(f"{connection.url}: {error.failure.detail}") from error
-            raise SpecError(f"{connection.url} refuses a first request: {error.failure.detail}") from error
+                raise ServerUnavailable(f"{connection.url}: {detail}") from None  # its cause has the server's own words
+            raise SpecError(f"{connection.url} refuses a first request: {detail}") from None
         if answer.token_ids is None and self._retokenise is None:
             raise SpecError(
                 f"{connection.url} gives the text of an answer and not its ids. A text has many, and which were sampled"
