@@ -17,7 +17,7 @@ from regen.observe.process_metrics import serve_process_metrics
 from regen.protocols import AnswerParser, Engine
 from regen.run.draft_folder import make_draft_folder
 from regen.run.known_texts import known_texts
-from regen.run.server_preflight import approve
+from regen.run.server_preflight import approve, approve_answers
 from regen.run.setup import Purpose, WorkerSetup
 from regen.run.worker import Exchange, Served, Worker
 from regen.spec import EndpointSpec, FakeEngineSpec, SpeculationSpec, VllmEngineSpec
@@ -80,9 +80,17 @@ def _draft_folder(speculation: SpeculationSpec | None, setup: WorkerSetup) -> Ca
 
 def build_worker(setup: WorkerSetup, exchange: Exchange) -> Worker:
     """A worker ready to `run`. Loads the tokenizer (a second or so)."""
-    template = _template(setup)
+    template, engine = _template(setup), build_engine(setup)
     make_parser = partial(build_parser, setup.answers, template)
-    return Worker(setup, build_engine(setup), template, exchange, make_parser, _own_metrics(setup))
+    approve_warmup = partial(_approve_warmup, engine, setup)
+    return Worker(setup, engine, template, exchange, make_parser, _own_metrics(setup), approve_warmup)
+
+
+def _approve_warmup(engine: Engine, setup: WorkerSetup) -> None:
+    """What a server's answers have shown besides the sums that the gate looks at."""
+    speculation = setup.assignment.speculation
+    if isinstance(engine, OpenaiEngine) and speculation is not None:
+        approve_answers(*engine.shown_so_far(), speculation, partial(_say, setup.worker.slot))
 
 
 def _template(setup: WorkerSetup) -> TokenizerTemplate:

@@ -581,6 +581,17 @@ def test_absent_counters_are_none_and_not_zero() -> None:
         assert any("no counters" in line for line in made.said)
 
 
+def test_what_answers_were_counted_at_is_kept_by_rank_until_it_is_asked_for() -> None:
+    with case("sglang", speculation=NGRAM, ranks=2) as made:
+        for _ in range(3):
+            made.ask()
+        facts, shown = made.engine.shown_so_far()
+        assert (facts.version, {one.rank for one in shown}) == ("0.5.23", {"0", "1"})
+        assert all(one.acceptance and one.said_accept_length and one.temperature == 1.0 for one in shown)
+        made.ask()
+        assert made.engine.shown_so_far()[1] == ()
+
+
 @pytest.mark.parametrize("incremental", [False, True])
 def test_sglang_is_read_either_way(incremental: bool) -> None:
     arguments = {"incremental_streaming_output": incremental}

@@ -20,6 +20,7 @@ from regen.run.local import LocalCluster
 from regen.run.session import seal_run
 from regen.run.start import Begun
 from regen.spec import FakeEngineSpec, OpenaiEngineSpec, SpeculationSpec
+from regen.speculative.doctor import checks
 from regen.store.committed import CommittedRows
 from tests.heads import eagle3
 from tests.runs import begin_run, determined, drive, make_spec, shard_table, with_draft
@@ -210,6 +211,33 @@ class Boaster(SglangServer):
     def _spec_counts(self, made: Completion, rank: int) -> dict[str, Any]:
         counts = super()._spec_counts(made, rank)
         return {**counts, "spec_accept_length": 2.5} if counts else {}
+
+
+class HalfDead(SglangServer):
+    """Of two engines behind one address, one accepts nothing."""
+
+    def _spec_counts(self, made: Completion, rank: int) -> dict[str, Any]:
+        counts = super()._spec_counts(made, rank)
+        if not counts or not rank:
+            return counts
+        none_at_all = [counts["spec_verify_ct"], 0, 0, 0]
+        counts |= {"spec_correct_drafts_histogram": none_at_all, "spec_accept_histogram": none_at_all}
+        return {**counts, "spec_num_correct_drafts": 0, "spec_accepted_drafts": 0}
+
+
+def test_a_dead_rank_behind_a_healthy_mean_ends_the_warm_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "LEAST_DRAFTS", 5)
+    server = HalfDead(
+        answers=Answers(FakeEngineSpec.model_validate(FAKE), SpeculationSpec.model_validate(NGRAM)),
+        algorithm="NGRAM",
+        ranks=2,
+    )
+    with standing(server) as stand:
+        brief = {"rows": 30, "drafts": 60, "max_tokens": 64, "canary_rows": 0}
+        begun, _ = over_servers(tmp_path, {"url": stand.url, "model": "target"}, speculation={**NGRAM, "warmup": brief})
+        with pytest.raises(PreflightRefused, match="rank-dead: 1 of 2 ranks are dead"):
+            finish(begun)
+    assert committed(begun) == 0
 
 
 def test_the_gate_believes_raw_counts_and_not_the_servers_average(tmp_path: Path) -> None:
