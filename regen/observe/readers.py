@@ -170,7 +170,7 @@ def cost_to_go(snapshot: Snapshot) -> Iterator[Sample]:
     facts, eta = snapshot.facts, snapshot.status.eta
     seconds = 0.0 if eta.state is EtaState.FINISHED or not facts.gpus else _known(eta.mid_seconds)
     price = facts.price_per_gpu_hour
-    yield (facts.currency,), NAN if price is None else cost(seconds * facts.replicas * facts.gpus, price)
+    yield (facts.currency,), NAN if price is None else cost(seconds * facts.gpus, price)
 
 
 # --- speculation -----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ NO_CURRENCY = "none"
 class RunFacts:
     """What does not change within a session.
 
-    `positions` is how many places a draft token may have in a step; `gpus` are those that one replica holds, 0 where
+    `positions` is how many places a draft token may have in a step; `gpus` are those of all replicas together, 0 where
     there are none. `price_per_gpu_hour` is None where nobody has said one, and then `currency` is `NO_CURRENCY`.
     """
 

@@ -64,7 +64,7 @@ from regen.run.page_facts import read_about
 from regen.run.patience import Patience
 from regen.run.progress_duty import ProgressDuty
 from regen.run.publisher import Publisher, ordinals
-from regen.run.run_facts import deadline_seconds, gpus_per_replica, run_facts
+from regen.run.run_facts import deadline_seconds, gpus_of, run_facts
 from regen.run.schedule import Exhausted, Grant, Report
 from regen.run.setup import Assignment, RunSetup
 from regen.run.speculation import SpeculationControl
@@ -106,7 +106,7 @@ class Coordinator:
         self._run: OpenRun | None = None
         self._work: asyncio.Task[None] | None = None
         self._opened_at = time.monotonic()
-        self._fleet = Fleet(setup.spec.engine.most_replicas, setup.spec.engine.slots)
+        self._fleet = Fleet(setup.spec.engine.most_replicas, setup.spec.engine.slots_of)
         self._exhausted: list[tuple[Exhausted, WorkerId]] = []
         self._gone_early: list[tuple[WorkerId, bool]] = []
         self._leasing_since: float | None = None
@@ -538,7 +538,7 @@ class Coordinator:
             if self._fleet.has_heard(slot) or not is_adopting
         }
         unheard = [slot for slot in slots if not self._fleet.has_heard(slot)]
-        run.tally.look(now, slots, gpus_per_replica(self._spec), unheard)
+        run.tally.look(now, slots, partial(gpus_of, self._spec), unheard)
         run.tally.hung(run.schedule.hung(now))
         run.tally.store_failed(self._patience.failures)
 

@@ -14,7 +14,15 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Protocol
 
-from regen.errors import EngineGarbage, EngineStalled, EngineStartFailed, RegenError, ServerUnavailable, UserError
+from regen.errors import (
+    EngineGarbage,
+    EngineStalled,
+    EngineStartFailed,
+    NodeLost,
+    RegenError,
+    ServerUnavailable,
+    UserError,
+)
 from regen.records import ENDED_PHASES, CoordinatorStatus, Death, Left, Phase, Toll, WorkerId
 from regen.run.restarts import Restarts
 from regen.run.setup import Assignment, RunSetup, WorkerSetup
@@ -33,7 +41,9 @@ HOURS_DRAIN_SECONDS = 60.0
 FAREWELL_POLL_SECONDS = 0.5
 FAREWELL_ANSWER_SECONDS = 5.0
 # Errors that say nothing of the rows that an engine had.
-_BLAMELESS = (UserError, EngineStartFailed, EngineGarbage, ServerUnavailable)
+_BLAMELESS = (UserError, EngineStartFailed, EngineGarbage, NodeLost, ServerUnavailable)
+# Of those, the ones that say nothing of the engine either: they use up no restart.
+_TAKEN_AWAY = (NodeLost,)
 
 
 class CoordinatorHandle(Protocol):
@@ -231,6 +241,10 @@ class Driver:
                     return
                 continue
             is_final = self._drain_until is not None or isinstance(end.error, UserError)
+            if isinstance(end.error, _TAKEN_AWAY) and not is_final:
+                self._say(f"replica {slot} is gone, through no fault of its own: {_told(end.error)}")
+                await self._pause(restarts.was_taken(end.toll))
+                continue
             if assignment.is_trial and trials_left and not is_final:
                 trials_left -= 0 if end.toll.narrows else 1
                 self._say(f"replica {slot}, tried with {assignment.arm}: {_told(end.error)}{_told_toll(end.toll)}")
@@ -242,6 +256,12 @@ class Driver:
                 self._lost.add(slot)
                 await coordinator.slot_lost(slot)
                 raise end.error
+
+    async def _pause(self, seconds: float) -> None:
+        """Shorter where a drain begins meanwhile."""
+        until = time.monotonic() + seconds
+        while self._drain_until is None and time.monotonic() < until:
+            await asyncio.sleep(OPENING_POLL_SECONDS)
 
     async def _one_engine(self, coordinator: CoordinatorHandle, setup: WorkerSetup) -> _End:
         """From its start to its end, whatever that is; the coordinator has heard of it then."""

@@ -168,7 +168,10 @@ def _with_head(spec: RunSpec, wanted: SpeculationSpec | None, draft: str, option
     section = {**(_OF_SERVERS if spec.engine.endpoints else {}), **own, **options, "draft": draft}
     if not section.get("num_tokens"):
         raise SpecError("--num-tokens is missing: the run has no speculation to take it from")
-    given = parse_spec({**spec.model_dump(mode="json"), "speculation": section}, origin="regen evaluate")
+    raw = spec.model_dump(mode="json")
+    if spec.engine.own.max:
+        raw["engine"]["endpoints"] = []  # an engine of our own can be started with any head
+    given = parse_spec({**raw, "speculation": section}, origin="regen evaluate")
     return with_absolute_paths(given)
 
 

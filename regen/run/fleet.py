@@ -5,7 +5,7 @@ Counts never fall: what an engine has made stays counted when the next one of it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from regen.records import WORKING_STATES, EngineCounters, ReplicaState, ReplicaStats, WorkerId, engines_acceptance
@@ -14,10 +14,12 @@ from regen.records import WORKING_STATES, EngineCounters, ReplicaState, ReplicaS
 class Fleet:
     """One slot each; `stats` is what was heard last. Every slot is there from the first moment."""
 
-    def __init__(self, replicas: int, slots: int) -> None:
-        """`slots` of one engine, until it says so itself."""
-        unheard = ReplicaStats(ReplicaState.STARTING, slots, 0, 0.0, EngineCounters())
-        self.stats = dict.fromkeys(range(replicas), unheard)
+    def __init__(self, replicas: int, slots_of: Callable[[int], int]) -> None:
+        """`slots_of` each engine, until it says so itself."""
+        self.stats = {
+            slot: ReplicaStats(ReplicaState.STARTING, slots_of(slot), 0, 0.0, EngineCounters())
+            for slot in range(replicas)
+        }
         self.paced_tokens = 0
         self._heard: dict[int, WorkerId] = {}
         self._lost: set[int] = set()

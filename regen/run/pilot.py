@@ -23,10 +23,11 @@ from regen.run.calibrate import standing_choice
 from regen.run.pilot_estimate import Estimate, Pace, Stratum, estimate
 from regen.run.pilot_sample import draw
 from regen.run.pilot_tokens import drafts_always, token_kinds, token_texts
+from regen.run.run_facts import most_gpus
 from regen.run.session import generation_times
 from regen.run.setup import Purpose
 from regen.run.start import Begun, StartOptions, begin
-from regen.spec import RunSpec, VllmEngineSpec
+from regen.spec import RunSpec
 from regen.store.committed import CommittedRows
 from regen.store.pilot_files import PilotSession, read_sessions, read_steps, write_session
 
@@ -124,8 +125,8 @@ def read_pilot(begun: Begun, gpu_hour_price: float | None) -> Pilot:
     ]
     if gpu_hour_price is None and spec.price is not None:
         gpu_hour_price = spec.price.per_gpu_hour
-    gpus = spec.engine.gpus_per_replica * spec.engine.own.max if isinstance(spec.engine, VllmEngineSpec) else 0.0
-    whole = estimate(strata, pace, spec.engine.slots * spec.engine.most_replicas, gpus, gpu_hour_price)
+    gpus = most_gpus(spec)
+    whole = estimate(strata, pace, spec.engine.most_slots, gpus, gpu_hour_price)
     view = PilotView(
         title=f"Pilot of {spec.name}",
         facts=tuple(_facts(storage, spec, len(sample), rows)),
@@ -229,7 +230,7 @@ def _notes(
     pace: Pace | None,
 ) -> Iterator[str]:
     if pace is not None and pace.seconds > 0:
-        slots = spec.engine.slots * spec.engine.most_replicas
+        slots = spec.engine.most_slots
         yield (
             f"Hours: the longer end goes on as the sample did, {pace.tokens / pace.seconds:,.0f} tokens a second with"
             f" {pace.busy_seconds / pace.seconds:,.1f} of {slots:,} slots at work on average. The shorter end has all"

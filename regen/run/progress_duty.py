@@ -237,7 +237,8 @@ def _grouping(setup: RunSetup, journal: Journal, reopened: Reopened, is_restart:
     retried = reopened.pending.copy() if len(reopened.pending) else None
     if is_restart or not len(made):
         return Grouping(retried=retried)
-    most = _OTHER_FLEETS * engine.most_replicas * math.ceil(engine.slots * OVERSUBSCRIPTION)
+    slots = map(engine.slots_of, range(engine.most_replicas))
+    most = _OTHER_FLEETS * sum(math.ceil(one * OVERSUBSCRIPTION) for one in slots)
     return Grouping(interrupted(made, journal.done, most), retried)
 
 

@@ -78,6 +78,15 @@ def _draft_folder(speculation: SpeculationSpec | None, setup: WorkerSetup) -> Ca
     return partial(make_draft_folder, speculation, _target_folder(setup))
 
 
+def prepare_draft(setup: WorkerSetup) -> str | None:
+    """On each node that the engine's processes are on: make the draft's folder, and say where. None: there is no draft.
+
+    Raises as `make_draft_folder`.
+    """
+    make = _draft_folder(setup.assignment.speculation, setup)
+    return None if make is None else str(make())
+
+
 def build_worker(setup: WorkerSetup, exchange: Exchange) -> Worker:
     """A worker ready to `run`. Loads the tokenizer (a second or so)."""
     template, engine = _template(setup), build_engine(setup)
@@ -104,9 +113,9 @@ def _template(setup: WorkerSetup) -> TokenizerTemplate:
 
 
 def _own_metrics(setup: WorkerSetup) -> Callable[[], Served] | None:
-    """None: they are not wanted."""
+    """None: they are not wanted, or a server's own affair."""
     metrics = setup.run.spec.metrics
-    if metrics.engine_port is None:
+    if metrics.engine_port is None or setup.run.spec.engine.endpoint_of(setup.worker.slot) is not None:
         return None
     return partial(serve_process_metrics, metrics.host, metrics.engine_port + setup.worker.slot)
 

@@ -8,7 +8,7 @@ heard and never published are heard again from an engine that still runs, and ar
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from regen.records import (
@@ -162,13 +162,13 @@ class RunningTally:
         self,
         now: float,
         slots: Mapping[int, Mapping[SlotState, int]],
-        gpus: float = 0.0,
+        gpus: Callable[[int], float] = lambda slot: 0.0,
         unheard: Collection[int] = (),
     ) -> None:
         """What the sequences of each slot have been doing since the last look; `now` in seconds.
 
-        `gpus` are those that one engine holds, in this session: the next may give it others. Slots that are `unheard`
-        hold nothing: their process may wait for a node for as long as the run lasts.
+        `gpus` are those that the engine of a slot holds, in this session: the next may give it others. Slots that are
+        `unheard` hold nothing: their process may wait for a node for as long as the run lasts.
         """
         before, self._looked_at = self._looked_at, now
         if before is None:
@@ -177,7 +177,7 @@ class RunningTally:
             slot = self._slot(number)
             held_seconds = 0.0 if SlotState.GONE in states or number in unheard else now - before
             slot.engine_seconds += held_seconds
-            slot.gpu_seconds += held_seconds * gpus
+            slot.gpu_seconds += held_seconds * gpus(number)
             for state, count in states.items():
                 slot.seconds[state] = slot.seconds.get(state, 0.0) + count * (now - before)
 

@@ -349,7 +349,7 @@ class Worker:
         """What this worker says of itself now."""
         return ReplicaStats(
             state=self._state,
-            slots=self._info.slots if self._info else self._setup.run.spec.engine.slots,
+            slots=self._info.slots if self._info else self._setup.run.spec.engine.slots_of(self._setup.worker.slot),
             running_rows=len(self._tasks),
             loop_lag_seconds=self._loop_lag_seconds,
             counters=self._engine.counters(),

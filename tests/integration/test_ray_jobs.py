@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from regen.run.session import standing
 from regen.spec import RunSpec, dump_spec
@@ -22,6 +23,7 @@ from tests.runs import make_spec
 pytestmark = pytest.mark.ray
 
 BIN = Path(sys.executable).parent
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +92,23 @@ def test_a_submitted_job_is_stopped_in_order_and_continued_by_ray_job_submit(tmp
     assert again.returncode == 0, again.stdout + again.stderr
     assert done(tmp_path / "run") == 300
     assert regen("verify", "run", cwd=tmp_path).returncode == 0
+
+
+def test_deploys_entrypoint_stops_its_job_where_no_new_cluster_would_help(tmp_path: Path, job_server: str) -> None:
+    """KubeRay retries a job that has FAILED, on a new cluster. `python` is a stand-in: regen with a bad spec."""
+    (scripts,) = (
+        part["data"]
+        for part in yaml.safe_load_all((DEPLOY / "kuberay" / "common.yaml").read_text(encoding="utf-8"))
+        if part["kind"] == "ConfigMap"
+    )
+    (tmp_path / "run.sh").write_text(scripts["run.sh"], encoding="utf-8")
+    (tmp_path / "python").write_text("#!/bin/sh\nexit 3\n", encoding="utf-8")
+    (tmp_path / "python").chmod(0o755)
+    known = {"PATH": f"{tmp_path}:{BIN}:/bin:/usr/bin", "REGEN_PID_FILE": tmp_path / "pid"}
+    set_so = [f"{name}={value}" for name, value in {**known, "REGEN_JOB_SERVER": job_server}.items()]
+    command = ["env", *set_so, "sh", str(tmp_path / "run.sh"), "refused"]
+    ray("job", "submit", "--address", job_server, "--submission-id", "refused", "--", *command)
+    assert job_status(job_server, "refused") == "STOPPED"
 
 
 def test_a_cluster_that_is_not_there_is_said_in_one_line(tmp_path: Path) -> None:

@@ -108,6 +108,23 @@ def test_servers_have_the_first_slots_and_engines_of_our_own_the_others(
     assert [slot for slot in range(most) if engine.endpoint_of(slot) is None] == list(range(2, most))
 
 
+def test_each_replica_has_its_own_number_of_sequences() -> None:
+    endpoints = [{"url": "http://h:1", "slots": 128}, {"url": "http://h:2"}]
+    engine = parse_spec(raw(engine=servers(kind="fake", replicas=2, slots=8, endpoints=endpoints)), origin="x").engine
+    assert [engine.slots_of(slot) for slot in range(4)] == [128, 8, 8, 8]
+    assert engine.most_slots == 152
+
+
+def test_the_same_server_twice_is_refused_however_it_is_written() -> None:
+    said = refusal(engine=servers(endpoints=[{"url": "http://h:1/v1/"}, {"url": "http://h:1"}]))
+    assert "engine: endpoints: http://h:1 stands twice" in said
+
+
+@pytest.mark.parametrize("engine", [{"kind": "fake"}, servers(kind="fake"), servers(kind="vllm")])
+def test_a_fleet_without_engines_of_its_kind_is_refused(engine: dict[str, Any]) -> None:
+    assert "nothing but servers is kind: openai" in refusal(engine={**engine, "replicas": {"min": 0, "max": 0}})
+
+
 @pytest.mark.parametrize("replicas", [0, -1, "many", {"min": 3, "max": 2}, {"min": 1}])
 def test_a_number_of_replicas_that_means_nothing_is_refused(replicas: object) -> None:
     assert "engine.replicas" in refusal(engine={"kind": "fake", "replicas": replicas})

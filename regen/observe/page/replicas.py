@@ -11,7 +11,7 @@ from regen.observe.page.parts import remark, section, table
 from regen.records import SlotState
 
 _NOW = (
-    "replica", "state", "rows", "waiting", "tokens/s", "KV cache", "speculation", "verdict", "accept length",
+    "replica", "engine", "state", "rows", "waiting", "tokens/s", "KV cache", "speculation", "verdict", "accept length",
     "by position, %", "loop lag",
 )  # fmt: skip
 _SINCE = (
@@ -33,7 +33,12 @@ def replicas_section(facts: PageFacts) -> Element:
     return section(
         "replicas",
         "Replicas",
-        table("Engines now", _NOW, [_now(replica) for replica in replicas], left=("state", "speculation", "verdict"))
+        table(
+            "Engines now",
+            _NOW,
+            [_now(replica) for replica in replicas],
+            left=("engine", "state", "speculation", "verdict"),
+        )
         if lives
         else None,
         table("Engines since the run began", _SINCE, [_since(replica) for replica in replicas]),
@@ -45,6 +50,7 @@ def _now(replica: ReplicaFacts) -> tuple[Node, ...]:
     counted = replica.counted
     return (
         str(replica.slot),
+        replica.engine or figures.UNKNOWN,
         replica.state or figures.UNKNOWN,
         f"{figures.count(replica.running_rows)} of {figures.count(replica.slots)}",
         figures.count(replica.waiting),

@@ -168,7 +168,7 @@ def test_cost_is_gpu_hours_times_the_price() -> None:
     eta = Eta(EtaState.ESTIMATING, 1800, 3600, 7200)
     found = samples(snapshot(facts=PRICED, eta=eta, tally=Tally(slots={0: SlotTally(gpu_seconds=4 * 1800)})))
     assert value(found, "regen_cost_so_far", currency="EUR") == 0.5 * 4 * 2.5
-    assert value(found, "regen_cost_to_go", currency="EUR") == 1 * 2 * 4 * 2.5
+    assert value(found, "regen_cost_to_go", currency="EUR") == 1 * 8 * 2.5
     without_gpus = samples(
         snapshot(facts=replace(PRICED, gpus=0), tally=Tally(slots={0: SlotTally(engine_seconds=60.0)}))
     )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from regen.ordinals import OrdinalSet
 from regen.records import Death, FailedAttempt, Toll, WorkerId
-from regen.run.restarts import FREE_DEATHS, Restarts
+from regen.run.restarts import FREE_DEATHS, LONGEST_PAUSE_SECONDS, Restarts
 from regen.run.schedule import HUNG_SECONDS, SILENT_SECONDS, Exhausted, Report, Schedule
 from regen.run.suspects import Suspects
 from regen.store.control import SuspectRows
@@ -450,3 +450,12 @@ def test_outages_of_a_server_are_bounded_only_while_nothing_is_made_in_between()
 @pytest.mark.parametrize("toll", [NARROWING, PLAIN, PROVEN])
 def test_no_restarts_are_no_restarts(toll: Toll) -> None:
     assert not Restarts(0).died(toll)
+
+
+def test_engines_that_were_taken_away_use_up_nothing_but_time() -> None:
+    restarts = Restarts(0)
+    pauses = [restarts.was_taken(PLAIN) for _ in range(9)]
+    assert pauses == [1, 2, 4, 8, 16, 32, 64, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS]
+    assert restarts.was_taken(PROVEN) == 1, "an engine that did its work begins anew"
+    assert restarts.was_taken(PLAIN) == 2
+    assert not restarts.died(PLAIN)
