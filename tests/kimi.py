@@ -1,4 +1,4 @@
-"""Kimi-K2.5 and an EAGLE-3 head for it without weights: configs and headers of the true shapes over a toy tokenizer.
+"""Kimi-K2.5 and an EAGLE-3 head for it without weights: configs and headers of the true shapes, a byte-level tokenizer.
 
 Files are sparse: 2 GB by their sizes, some hundred kilobytes on disk. Every tensor begins with a few small numbers,
 since one that is all zeros is a fault.
@@ -12,26 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.heads import SIZES, SMALL, Values, long_table, mask, weight
-from tests.toy_target import END_ID, build_toy_target
+from tests.kimi_chat import BOS_ID, EOS_ID, write_json, write_kimi_chat
 
 HIDDEN, LAYERS, VOCABULARY, DRAFT_VOCABULARY = 7168, 61, 163_840, 32_000
 INNER, HEADS, HEAD_SIZE = 18_432, 64, 128
 AUXILIARY_LAYERS = [2, 30, 58]
-TEMPLATE = """\
-{%- if tools -%}<|im_start|>tools
-{{ tools | tojson }}<|im_end|>
-{% endif -%}
-{%- for message in messages -%}
-{{ '<|im_start|>' + message['role'] + '\\n' }}
-{%- if message['role'] == 'assistant' -%}<think>{{ message.reasoning_content or '' }}</think>{%- endif -%}
-{{ message['content'] or '' }}
-{%- for call in message.tool_calls or [] -%}{{ call.function.name }}{{ call.function.arguments }}{%- endfor -%}
-{{ '<|im_end|>\\n' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-{{ '<|im_start|>assistant\\n' }}{% if thinking is false %}<think></think>{% else %}<think>{% endif %}
-{%- endif -%}
-"""
 TEXT_CONFIG: dict[str, Any] = {
     "architectures": ["DeepseekV3ForCausalLM"],
     "model_type": "kimi_k2",
@@ -53,7 +38,8 @@ CONFIG: dict[str, Any] = {
     "architectures": ["KimiK25ForConditionalGeneration"],
     "model_type": "kimi_k25",
     "text_config": TEXT_CONFIG,
-    "eos_token_id": END_ID,
+    "bos_token_id": BOS_ID,
+    "eos_token_id": EOS_ID,
 }
 HEAD_CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLMEagle3"],
@@ -73,10 +59,9 @@ HEAD_CONFIG: dict[str, Any] = {
 
 
 def build_kimi_target(folder: Path) -> Path:
-    """Kimi-K2.5's config and a template with its switch and its tools; ids are the toy target's."""
-    build_toy_target(folder)
-    (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
-    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    """Kimi-K2.5's config, its control tokens and a template in its manner; ids are those of tests/kimi_chat.py."""
+    write_kimi_chat(folder)
+    write_json(folder / "config.json", CONFIG)
     return folder
 
 
