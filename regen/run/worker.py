@@ -90,12 +90,16 @@ class Worker:
         exchange: Exchange,
         make_parser: Callable[[], AnswerParser | None] = lambda: None,
         serve_metrics: Callable[[], Served] | None = None,
+        approve_warmup: Callable[[], None] = lambda: None,
     ) -> None:
         """`make_parser` is called once, in a thread, before the engine is started: it may take seconds.
+
+        `approve_warmup` is asked when the engine has been warmed up, and raises UserError where it must get no rows.
 
         `serve_metrics` begins to serve the engine's own metrics, or raises UserError. None: they are not wanted.
         """
         self._serve_metrics = serve_metrics
+        self._approve_warmup = approve_warmup
         self._metrics: Served | None = None
         self._metrics_error: str | None = None
         self._setup = setup
@@ -220,7 +224,7 @@ class Worker:
         assert self._info is not None
         self._stall.submitted(_WARMUP, time.monotonic())
         regenerator = self._regenerator(self._info)
-        return await warm_up(
+        shown = await warm_up(
             planned,
             speculation,
             regenerator.first_request,
@@ -229,6 +233,8 @@ class Worker:
             on_tokens=partial(self._on_tokens, _WARMUP),
             temperature=self._setup.run.temperature,
         )
+        self._approve_warmup()
+        return shown
 
     async def _leave(self) -> None:
         self._state = ReplicaState.STOPPED
