@@ -283,6 +283,11 @@ class _EngineCommon(_Strict):
         return AUTO_REPLICAS if self.replicas == "auto" else self.replicas
 
     @property
+    def is_fixed(self) -> bool:
+        """Every replica is there from the first moment to the last."""
+        return self.own.min == self.own.max
+
+    @property
     def fewest_replicas(self) -> int:
         """Servers, and the engines that are kept to the end."""
         return len(self.endpoints) + self.own.min
