@@ -237,8 +237,6 @@ class SpeculationControl:
     def _act_on_bad_warmup(self, engine: _Engine, result: GateResult, reason: str) -> None:
         configured, slot = self._spec.speculation, engine.worker.slot
         assert configured is not None, "only an engine that speculates is warmed up"
-        if self._is_comparison_due:
-            self._begin_to_compare(slot)
         is_compared = self._calibration is not None and not self._calibration.has_joined(slot)
         is_trial = is_compared and engine.arm != CONFIGURED
         if configured.gate == "disable" and not is_compared:
