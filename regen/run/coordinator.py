@@ -557,13 +557,13 @@ class Coordinator:
             run.publisher.attach([RowAttempts(counts)])
 
     def _keep_tally(self, run: OpenRun, now: float) -> None:
-        """A replica that an earlier coordinator had is looked at once it was heard."""
+        """One that an earlier coordinator had is looked at once it was heard; one that waits for a node is not."""
         is_adopting = run.schedule.is_adopting(now)
         has_queue, may_lease = run.schedule.queued > run.schedule.suspects, self._may_lease(run) and not is_adopting
         slots = {
             slot: sequences(stats, has_queue, may_lease)
             for slot, stats in self._fleet.stats.items()
-            if self._fleet.has_heard(slot) or not is_adopting
+            if slot not in self._duty.pending_slots and (self._fleet.has_heard(slot) or not is_adopting)
         }
         unheard = [slot for slot in slots if not self._fleet.has_heard(slot)]
         run.tally.look(now, slots, partial(gpus_of, self._spec), unheard)

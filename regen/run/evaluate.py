@@ -168,13 +168,9 @@ def _with_head(spec: RunSpec, wanted: SpeculationSpec | None, draft: str, option
     section = {**(_OF_SERVERS if spec.engine.endpoints else {}), **own, **options, "draft": draft}
     if not section.get("num_tokens"):
         raise SpecError("--num-tokens is missing: the run has no speculation to take it from")
-    if not spec.engine.own.max:
-        raise SpecError(
-            "evaluate: the run has only servers that somebody else runs (engine.kind: openai), and no engine of its own"
-            " to start a head with"
-        )
     raw = spec.model_dump(mode="json")
-    raw["engine"]["endpoints"] = []
+    if spec.engine.own.max:
+        raw["engine"]["endpoints"] = []  # an engine of our own can be started with any head
     given = parse_spec({**raw, "speculation": section}, origin="regen evaluate")
     return with_absolute_paths(given)
 

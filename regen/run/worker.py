@@ -48,7 +48,7 @@ from regen.records import (
     WarmupReport,
 )
 from regen.run.conversation import Regenerator
-from regen.run.failed_rows import storable_table
+from regen.run.failed_rows import failed_attempt, storable_table
 from regen.run.fleet import OVERSUBSCRIPTION
 from regen.run.setup import WorkerSetup
 from regen.run.stall import StallClock
@@ -90,12 +90,16 @@ class Worker:
         exchange: Exchange,
         make_parser: Callable[[], AnswerParser | None] = lambda: None,
         serve_metrics: Callable[[], Served] | None = None,
+        approve_warmup: Callable[[], None] = lambda: None,
     ) -> None:
         """`make_parser` is called once, in a thread, before the engine is started: it may take seconds.
+
+        `approve_warmup` is asked when the engine has been warmed up, and raises UserError where it must get no rows.
 
         `serve_metrics` begins to serve the engine's own metrics, or raises UserError. None: they are not wanted.
         """
         self._serve_metrics = serve_metrics
+        self._approve_warmup = approve_warmup
         self._metrics: Served | None = None
         self._metrics_error: str | None = None
         self._setup = setup
@@ -220,7 +224,7 @@ class Worker:
         assert self._info is not None
         self._stall.submitted(_WARMUP, time.monotonic())
         regenerator = self._regenerator(self._info)
-        return await warm_up(
+        shown = await warm_up(
             planned,
             speculation,
             regenerator.first_request,
@@ -229,6 +233,8 @@ class Worker:
             on_tokens=partial(self._on_tokens, _WARMUP),
             temperature=self._setup.run.temperature,
         )
+        self._approve_warmup()
+        return shown
 
     async def _leave(self) -> None:
         self._state = ReplicaState.STOPPED
@@ -390,14 +396,14 @@ class Worker:
             ]
             self._last_completion_at = time.time()
         except RowFailed as failure:
-            self._failed.append(FailedAttempt(ordinal, failure.reason, failure.detail))
+            self._failed.append(failed_attempt(ordinal, failure.reason, failure.detail))
         except (EngineDied, ServerUnavailable) as error:
             # The row stays listed: of what was in work the engine may have died.
             self._error, is_over = self._error or error, False
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a defect or a panic must cost this row an attempt, and not be tried for ever
-            self._failed.append(FailedAttempt(ordinal, "internal_error", f"{type(error).__name__}: {error}"))
+            self._failed.append(failed_attempt(ordinal, "internal_error", f"{type(error).__name__}: {error}"))
         finally:
             is_own = self._tasks.get(ordinal) is asyncio.current_task()  # else dropped, and perhaps leased anew since
             if is_own and is_over:
@@ -445,7 +451,7 @@ class Worker:
 
     def _give_up(self, ordinal: int, reason: str, detail: str) -> None:
         self._drop(ordinal)
-        self._failed.append(FailedAttempt(ordinal, reason, detail))
+        self._failed.append(failed_attempt(ordinal, reason, detail))
 
     def _drop(self, ordinal: int) -> None:
         if (task := self._tasks.pop(ordinal, None)) is not None:

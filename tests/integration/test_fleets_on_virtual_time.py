@@ -168,6 +168,23 @@ def test_idle_replicas_are_released_at_the_tail_and_hold_nothing_from_then_on(tm
     assert not any("is gone" in line for line in session.said)
 
 
+def test_an_engine_that_still_starts_when_nobody_wants_it_any_more_leaves_at_once(tmp_path: Path) -> None:
+    begun = prepared(tmp_path, 10, answers=LONG[:1], start_seconds=100)
+    session = Session(begun, ScarceCluster(room=1))
+
+    async def act(session: Session) -> None:
+        await session.until(lambda: session.is_up(0))
+        session.cluster.give(1)
+        await session.until(lambda: session.cluster.placed.keys() == {0, 1}, seconds=10)
+        await session.until(lambda: session.cluster.free, seconds=90)
+        assert session.now.replicas[1].state in (ReplicaState.STARTING, ReplicaState.RELEASED)
+
+    assert session.run(act).phase is Phase.FINISHED
+    assert session.check_rows(10).keys() == {0}
+    waited = session.now.tally.slots[2].slot_seconds if 2 in session.now.tally.slots else {}
+    assert not waited.get(SlotState.STARTING), "who waits for a node starts nothing"
+
+
 def test_a_fixed_number_stays_to_the_end(tmp_path: Path) -> None:
     session = Session(prepared(tmp_path, 30, 2, answers=LONG[:1]), ScarceCluster(room=2))
 

@@ -54,7 +54,7 @@ def test_rows_do_not_depend_on_who_made_them_seeds_and_all(tmp_path: Path) -> No
     assert status.phase is Phase.FINISHED
     assert {slot: stats.slots for slot, stats in status.replicas.items()} == {0: 4, 1: 8}
     made = Counter(row["observed"]["engine"] for row in shard_table(folder_of(mixed)).to_pylist())
-    assert set(made) == {"vllm 0.32.0 (server)", "fake"}
+    assert set(made) == {f"vllm 0.32.0 at {stand.url.removeprefix('http://')} (server)", "fake"}
     assert min(made.values()) >= 10
     assert determined(folder_of(mixed)) == determined(folder_of(alone))
 
