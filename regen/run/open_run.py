@@ -89,7 +89,7 @@ class OpenRun:
 
 
 def opened_schedule(setup: RunSetup, journal: Journal, reopened: Reopened, is_restart: bool) -> Schedule:
-    """Seeded from the journal. After a restart of its session replicas are heard first: all, or whom the driver names."""
+    """Seeded from the journal. After a restart replicas are heard first: all, or those that the driver names."""
     engine, records = setup.spec.engine, journal.records
     schedule = Schedule(
         journal.done - reopened.pending,
