@@ -211,8 +211,10 @@ class Process:
         return self.coordinator._phase in (Phase.FINISHED, Phase.DRAINED, Phase.FAILED)
 
     def is_writing(self) -> bool:
-        """The oldest call on its way is the publication of a file."""
-        return bool(self.calls) and "Publisher._commit" in getattr(self.calls[0][1], "__qualname__", "")
+        """The oldest call on its way is the publication of a file, not what is read for it before."""
+        call = self.calls[0][1] if self.calls else None
+        is_of_commit = "Publisher._commit" in getattr(call, "__qualname__", "")
+        return is_of_commit and "prepare" not in getattr(call, "__code__").co_names  # noqa: B009
 
     async def in_thread(self, call: Callable[[], Any]) -> Any:
         if not self.is_frozen and not self.is_held:

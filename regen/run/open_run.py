@@ -22,7 +22,6 @@ from regen.run.setup import Purpose, RunSetup
 from regen.run.speculation import SpeculationControl
 from regen.run.suspects import Suspects
 from regen.run.tally import RunningTally
-from regen.spec import EngineSpec
 from regen.store.control import Record, RowAttempts, SuspectRows
 from regen.store.journal import Journal
 from regen.store.reopened import Reopened
@@ -90,12 +89,12 @@ class OpenRun:
 
 
 def opened_schedule(setup: RunSetup, journal: Journal, reopened: Reopened, is_restart: bool) -> Schedule:
-    """Seeded from the journal. After a restart of this session its replicas are heard first."""
+    """Seeded from the journal. After a restart replicas are heard first: all, or those that the driver names."""
     engine, records = setup.spec.engine, journal.records
     schedule = Schedule(
         journal.done - reopened.pending,
         setup.spec.limits.attempts,
-        expected_slots=_expected(engine) if is_restart else (),
+        expected_slots=range(engine.most_replicas) if is_restart else (),
         adopt_until=time.monotonic() + ADOPTION_SECONDS,
         only=setup.pilot_rows if setup.purpose is Purpose.PILOT else None,
         failures=_failures(records, reopened),
@@ -106,11 +105,6 @@ def opened_schedule(setup: RunSetup, journal: Journal, reopened: Reopened, is_re
         if isinstance(record, SuspectRows):
             schedule.restore_suspects(record, setup.session)
     return schedule
-
-
-def _expected(engine: EngineSpec) -> range | None:
-    """Who may hold rows from before, as far as the spec tells: of a fleet that grows, only the driver knows."""
-    return range(engine.most_replicas) if engine.is_fixed else None
 
 
 def _failures(records: Sequence[Record], reopened: Reopened) -> dict[int, int]:

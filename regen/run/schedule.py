@@ -109,7 +109,7 @@ class Schedule:
         self,
         done: OrdinalSet,
         attempts_allowed: int,
-        expected_slots: Iterable[int] | None = (),
+        expected_slots: Iterable[int] = (),
         adopt_until: float = 0.0,
         only: Collection[int] | None = None,
         failures: Mapping[int, int] | None = None,
@@ -118,15 +118,14 @@ class Schedule:
     ) -> None:
         """`done` are committed rows (copied). Nothing is leased until every expected slot was heard, or `adopt_until`.
 
-        The expected slots are those that may hold rows from before: none on a fresh start, None as long as nobody has
-        said which (`expect`). `only` these rows are for
+        The expected slots are those that may hold rows from before: none on a fresh start. `only` these rows are for
         this session, in their order; None: all that are not done. `failures` are attempts that have failed before, by
         row. An engine that has finished `proven_rows` is a good one.
         """
         self._committed = OrdinalSet.from_text(done.size, done.to_text())
         self._taken = OrdinalSet.from_text(done.size, done.to_text())  # committed, leased, received or queued again
         self._attempts_allowed = attempts_allowed
-        self._unheard = None if expected_slots is None else set(expected_slots)
+        self._unheard = set(expected_slots)
         self._adopt_until = adopt_until
         self._received: set[int] = set()
         self._failures = {row: count for row, count in (failures or {}).items() if row not in done}
@@ -192,7 +191,7 @@ class Schedule:
 
     def is_adopting(self, now: float) -> bool:
         """Still hearing what the workers hold from before."""
-        return self._unheard != set() and now < self._adopt_until
+        return bool(self._unheard) and now < self._adopt_until
 
     def hung(self, now: float) -> tuple[int, ...]:
         """Slots whose process has said nothing for so long that it must be replaced."""
@@ -203,9 +202,8 @@ class Schedule:
     # --- events ----------------------------------------------------------------------------------
 
     def expect(self, slots: Iterable[int]) -> None:
-        """Only these have engines from before, and may hold rows. What is said later can but make them fewer."""
-        unheard = set(slots) - self._views.keys()
-        self._unheard = unheard if self._unheard is None else self._unheard & unheard
+        """Of the expected slots only these have engines from before. What is said later can but make them fewer."""
+        self._unheard &= set(slots)
 
     def report(self, report: Report, now: float, may_lease: bool = True) -> Orders:
         """One worker's exchange: take in what it lists; `may_lease`: hand out what it has room for."""
@@ -221,7 +219,7 @@ class Schedule:
             view.seen_at = now
             return self._again(report, view)
         view.seq, view.seen_at = report.seq, now
-        self._has_heard(report.worker.slot)
+        self._unheard.discard(report.worker.slot)
         accepted = self._receive(report, view)
         self._update_held(report, view)
         slot = report.worker.slot
@@ -260,7 +258,7 @@ class Schedule:
             view = self._new_incarnation(worker, seen_at=0.0)
         if view.incarnation != worker.incarnation:
             return Farewell(Toll())
-        self._has_heard(worker.slot)
+        self._unheard.discard(worker.slot)
         if view.is_gone:
             return Farewell(view.toll)
         view.is_gone = True
@@ -451,7 +449,7 @@ class Schedule:
     def _grant(self, report: Report, view: _View, now: float) -> tuple[Grant, ...]:
         if self.is_adopting(now):
             return ()
-        self._unheard = set()
+        self._unheard.clear()
         if not report.free_slots:
             return ()
         return tuple(
@@ -497,10 +495,6 @@ class Schedule:
         return self._cursor
 
     # --- bookkeeping -----------------------------------------------------------------------------
-
-    def _has_heard(self, slot: int) -> None:
-        if self._unheard is not None:
-            self._unheard.discard(slot)
 
     def _is_wanted(self, ordinal: int) -> bool:
         return ordinal not in self._committed and ordinal not in self._received

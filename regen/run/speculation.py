@@ -237,8 +237,6 @@ class SpeculationControl:
     def _act_on_bad_warmup(self, engine: _Engine, result: GateResult, reason: str) -> None:
         configured, slot = self._spec.speculation, engine.worker.slot
         assert configured is not None, "only an engine that speculates is warmed up"
-        if self._is_comparison_due:
-            self._begin_to_compare(slot)
         is_compared = self._calibration is not None and not self._calibration.has_joined(slot)
         is_trial = is_compared and engine.arm != CONFIGURED
         if configured.gate == "disable" and not is_compared:
@@ -428,7 +426,7 @@ class SpeculationControl:
     def _waits_to_move(self, engine: _Engine) -> bool:
         """It is to make way for another setting, and somebody could take its room."""
         is_early = self._calibration is not None and self._now < self._moves_after
-        return is_early and not engine.has_worked and engine.arm != self.assignment(engine.worker.slot).arm
+        return is_early and engine.arm != self.assignment(engine.worker.slot).arm
 
     def _is_to_be_replaced(self, engine: _Engine) -> bool:
         slot = engine.worker.slot

@@ -100,14 +100,15 @@ def test_a_fleet_that_changes_is_compared_on_what_there_is_and_a_node_that_goes_
 
     async def work() -> CoordinatorStatus:
         running = asyncio.ensure_future(drive(cluster, begun))
-        await asyncio.sleep(80)
+        async with asyncio.timeout(100):
+            while "off" not in {
+                worker.stats().arm for worker in cluster.placed.values() if worker.stats().running_rows
+            }:
+                await asyncio.sleep(0.2)
         assert cluster.placed.keys() == {0, 1}, "nobody takes the room of an engine that is replaced"
-        assert {cluster.placed[slot].stats().arm for slot in (0, 1)} == {"configured", "off"}
         await cluster.lose(1)
-        await asyncio.sleep(60)
+        await asyncio.sleep(40)
         cluster.give(1)
-        await asyncio.sleep(60)
-        assert cluster.placed[1].stats().arm == "configured", "it takes no part any more"
         return await running
 
     finish(begun, rows, work())
@@ -116,9 +117,10 @@ def test_a_fleet_that_changes_is_compared_on_what_there_is_and_a_node_that_goes_
     assert (decided.arm, decided.verdict) == ("configured", Verdict.MEASURED)
     replayed = replayed_run(begun.storage)
     assert replayed is not None
-    measured = [one for one in replayed.records if isinstance(one, ArmMeasured)]
-    assert {one.slot for one in measured if one.stage == 0} == {0, 1}
-    assert {one.slot for one in measured if one.stage > 0} == {0}
+    last = [worker for at, worker in cluster.workers.items() if at.slot == 1][-1].stats()
+    assert last.arm == "configured", "it takes no part any more"
+    measured = [(one.slot, one.arm) for one in replayed.records if isinstance(one, ArmMeasured)]
+    assert measured == [(0, "configured"), (0, "off")], "forth and back on the one that stayed, as far as it takes"
 
 
 def test_what_was_measured_is_in_the_journal(tmp_path: Path) -> None:
