@@ -22,6 +22,7 @@ from regen.run.setup import Purpose, RunSetup
 from regen.run.speculation import SpeculationControl
 from regen.run.suspects import Suspects
 from regen.run.tally import RunningTally
+from regen.spec import EngineSpec
 from regen.store.control import Record, RowAttempts, SuspectRows
 from regen.store.journal import Journal
 from regen.store.reopened import Reopened
@@ -94,17 +95,22 @@ def opened_schedule(setup: RunSetup, journal: Journal, reopened: Reopened, is_re
     schedule = Schedule(
         journal.done - reopened.pending,
         setup.spec.limits.attempts,
-        expected_slots=range(engine.most_replicas) if is_restart else (),
+        expected_slots=_expected(engine) if is_restart else (),
         adopt_until=time.monotonic() + ADOPTION_SECONDS,
         only=setup.pilot_rows if setup.purpose is Purpose.PILOT else None,
         failures=_failures(records, reopened),
-        suspects=Suspects(frozenset(range(engine.most_replicas)), has_worked=journal.totals.generations > 0),
+        suspects=Suspects(frozenset(range(engine.fewest_replicas)), has_worked=journal.totals.generations > 0),
         proven_rows=PROVEN_FILLS * engine.slots,
     )
     for record in records:
         if isinstance(record, SuspectRows):
             schedule.restore_suspects(record, setup.session)
     return schedule
+
+
+def _expected(engine: EngineSpec) -> range | None:
+    """Who may hold rows from before, as far as the spec tells: of a fleet that grows, only the driver knows."""
+    return range(engine.most_replicas) if engine.is_fixed else None
 
 
 def _failures(records: Sequence[Record], reopened: Reopened) -> dict[int, int]:

@@ -109,7 +109,7 @@ class Schedule:
         self,
         done: OrdinalSet,
         attempts_allowed: int,
-        expected_slots: Iterable[int] = (),
+        expected_slots: Iterable[int] | None = (),
         adopt_until: float = 0.0,
         only: Collection[int] | None = None,
         failures: Mapping[int, int] | None = None,
@@ -118,14 +118,15 @@ class Schedule:
     ) -> None:
         """`done` are committed rows (copied). Nothing is leased until every expected slot was heard, or `adopt_until`.
 
-        The expected slots are those that may hold rows from before: none on a fresh start. `only` these rows are for
+        The expected slots are those that may hold rows from before: none on a fresh start, None as long as nobody has
+        said which (`expect`). `only` these rows are for
         this session, in their order; None: all that are not done. `failures` are attempts that have failed before, by
         row. An engine that has finished `proven_rows` is a good one.
         """
         self._committed = OrdinalSet.from_text(done.size, done.to_text())
         self._taken = OrdinalSet.from_text(done.size, done.to_text())  # committed, leased, received or queued again
         self._attempts_allowed = attempts_allowed
-        self._unheard = set(expected_slots)
+        self._unheard = None if expected_slots is None else set(expected_slots)
         self._adopt_until = adopt_until
         self._received: set[int] = set()
         self._failures = {row: count for row, count in (failures or {}).items() if row not in done}
@@ -179,9 +180,19 @@ class Schedule:
         """Rows that are leased apart."""
         return len(self._suspects)
 
+    @property
+    def has_failures(self) -> bool:
+        """Rows that are not done have failed before."""
+        return bool(self._failures)
+
+    def held_by(self, slot: int) -> int:
+        """Rows that it holds and that were not received yet."""
+        view = self._views.get(slot)
+        return 0 if view is None else len(view.held)
+
     def is_adopting(self, now: float) -> bool:
         """Still hearing what the workers hold from before."""
-        return bool(self._unheard) and now < self._adopt_until
+        return self._unheard != set() and now < self._adopt_until
 
     def hung(self, now: float) -> tuple[int, ...]:
         """Slots whose process has said nothing for so long that it must be replaced."""
@@ -191,6 +202,11 @@ class Schedule:
 
     # --- events ----------------------------------------------------------------------------------
 
+    def expect(self, slots: Iterable[int]) -> None:
+        """Only these have engines from before, and may hold rows. What is said later can but make them fewer."""
+        unheard = set(slots) - self._views.keys()
+        self._unheard = unheard if self._unheard is None else self._unheard & unheard
+
     def report(self, report: Report, now: float, may_lease: bool = True) -> Orders:
         """One worker's exchange: take in what it lists; `may_lease`: hand out what it has room for."""
         view = self._views.get(report.worker.slot)
@@ -198,13 +214,14 @@ class Schedule:
             return Orders(superseded=True)
         if view is None or report.worker.incarnation > view.incarnation:
             view = self._new_incarnation(report.worker, now)
+            self._suspects.opened(report.worker.slot)
         elif report.seq < view.seq:
             return Orders()
         elif report.seq == view.seq:
             view.seen_at = now
             return self._again(report, view)
         view.seq, view.seen_at = report.seq, now
-        self._unheard.discard(report.worker.slot)
+        self._has_heard(report.worker.slot)
         accepted = self._receive(report, view)
         self._update_held(report, view)
         slot = report.worker.slot
@@ -243,7 +260,7 @@ class Schedule:
             view = self._new_incarnation(worker, seen_at=0.0)
         if view.incarnation != worker.incarnation:
             return Farewell(Toll())
-        self._unheard.discard(worker.slot)
+        self._has_heard(worker.slot)
         if view.is_gone:
             return Farewell(view.toll)
         view.is_gone = True
@@ -259,6 +276,14 @@ class Schedule:
             ruling.narrows, self._is_proven(view), len(self._suspects), len(exhausted), has_worked=view.finished > 0
         )
         return Farewell(view.toll, exhausted)
+
+    def slot_opened(self, slot: int) -> None:
+        """There is room for this slot's engine."""
+        self._suspects.opened(slot)
+
+    def slot_closed(self, slot: int) -> None:
+        """This slot's engine has left or ended, and there is no room for another or none is wanted, for now."""
+        self._suspects.closed(slot)
 
     def slot_lost(self, slot: int) -> None:
         """No engine will be started in this slot any more."""
@@ -426,7 +451,7 @@ class Schedule:
     def _grant(self, report: Report, view: _View, now: float) -> tuple[Grant, ...]:
         if self.is_adopting(now):
             return ()
-        self._unheard.clear()
+        self._unheard = set()
         if not report.free_slots:
             return ()
         return tuple(
@@ -472,6 +497,10 @@ class Schedule:
         return self._cursor
 
     # --- bookkeeping -----------------------------------------------------------------------------
+
+    def _has_heard(self, slot: int) -> None:
+        if self._unheard is not None:
+            self._unheard.discard(slot)
 
     def _is_wanted(self, ordinal: int) -> bool:
         return ordinal not in self._committed and ordinal not in self._received

@@ -263,6 +263,28 @@ def test_a_failed_attempt_told_twice_counts_once() -> None:
     assert made.report(told, now=1).exhausted == made.report(told, now=1).exhausted == ()
 
 
+def test_after_a_restart_nothing_is_leased_before_it_is_known_who_may_hold_rows() -> None:
+    made = schedule(expected_slots=None, adopt_until=15.0)
+    orders = made.report(report(free_slots=2), now=0.0)
+    assert made.is_adopting(0.0)
+    assert not orders.grants
+    made.expect({0, 1})
+    assert made.is_adopting(0.0), "the other one has not spoken"
+    made.report(report(OTHER, running=(0, 1)), now=0.5)
+    assert not made.is_adopting(0.5)
+    assert leased(made.report(report(seq=2, free_slots=2), now=0.6)) == [2, 3]
+
+
+def test_after_a_restart_whoever_has_no_engine_is_not_waited_for() -> None:
+    made = schedule(expected_slots=range(8), adopt_until=15.0)
+    made.report(report(free_slots=2), now=0.0)
+    made.expect({0, 1})
+    assert made.is_adopting(1.0)
+    made.expect({0, 1, 5})
+    made.worker_gone(OTHER)
+    assert not made.is_adopting(1.0), "an engine that came later holds nothing from before"
+
+
 def test_a_process_that_says_nothing_any_more_is_hung_until_it_is_replaced() -> None:
     made = schedule(size=2)
     made.report(report(ONE, free_slots=1), now=0)
