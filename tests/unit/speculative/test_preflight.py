@@ -433,6 +433,11 @@ BROKEN = [
         options={"engine_args": {"data_parallel_size": 2}},
     ),
     Case(
+        "inner states over pipeline stages",
+        "states-over-stages",
+        options={"engine_args": {"pipeline_parallel_size": 2}},
+    ),
+    Case(
         "n-gram bounds",
         "prompt-lookup",
         head=None,
