@@ -38,7 +38,7 @@ pytestmark = pytest.mark.ray
 TOKEN = {"RAY_AUTH_MODE": "token"}
 # A node that goes without a word is found out in 2 s instead of 15.
 SOON = {"RAY_health_check_initial_delay_ms": "0", "RAY_health_check_period_ms": "500"}
-OVER_NODES = {"distributed_executor_backend": "ray"}
+OVER_NODES: dict[str, Any] = {"distributed_executor_backend": "ray"}
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +207,7 @@ def test_a_group_that_never_gets_ready_leaves_nothing_behind(first: str, impatie
     """Else Ray would give it the GPUs of a node that comes later."""
 
     async def act(placed: Placed) -> None:
-        sizes = {"tensor_parallel_size": 8, "pipeline_parallel_size": 4}
+        sizes: dict[str, Any] = {"tensor_parallel_size": 8, "pipeline_parallel_size": 4}
         worker, running = await placed.start(setup_of(spec, 32, cpus=0, **sizes, **OVER_NODES))
         group = worker.group
         assert group is not None
@@ -234,7 +234,7 @@ def test_an_engine_over_two_nodes_holds_a_bundle_for_each_gpu(
     """The actor sees no GPUs of its own and hides none: vLLM takes `CUDA_VISIBLE_DEVICES=""` for a machine without."""
 
     async def act(placed: Placed) -> None:
-        sizes = {"tensor_parallel_size": 8, "pipeline_parallel_size": 3}
+        sizes: dict[str, Any] = {"tensor_parallel_size": 8, "pipeline_parallel_size": 3}
         worker, running = await placed.start(setup_of(spec, 24, **sizes, **OVER_NODES))
         seen = await given(worker)
         assert worker.group is not None
@@ -278,7 +278,7 @@ def test_the_draft_is_laid_down_on_each_node_of_an_engine_and_must_be_at_one_pat
     """The second node has another temporary folder. vLLM, which is given one path, is not started."""
     eagle3().write(tmp_path / "head")
     drafted = SpeculationSpec(method="eagle3", draft=str(tmp_path / "head"), num_tokens=3)
-    sizes = {"pipeline_parallel_size": 2}
+    sizes: dict[str, Any] = {"pipeline_parallel_size": 2}
     setup = setup_of(spec, 2, speculation=drafted, cpus=3, **sizes, **OVER_NODES)
 
     async def act(placed: Placed) -> None:
@@ -294,7 +294,7 @@ def test_the_draft_is_laid_down_on_each_node_of_an_engine_and_must_be_at_one_pat
 
 def test_check_asks_both_nodes(second: RayNode, head: RayHead, tmp_path: Path, spec: RunSpec) -> None:
     folder = Path(spec.target.model)
-    sizes = {"tensor_parallel_size": 8, "pipeline_parallel_size": 3}
+    sizes: dict[str, Any] = {"tensor_parallel_size": 8, "pipeline_parallel_size": 3}
     fits = setup_of(spec, 24, **sizes, **OVER_NODES).run.spec.model_copy(update={"output": str(tmp_path / "run")})
     raw = fits.model_dump(mode="json")
     raw["engine"]["replicas"] = 1
