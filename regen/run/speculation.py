@@ -426,7 +426,7 @@ class SpeculationControl:
     def _waits_to_move(self, engine: _Engine) -> bool:
         """It is to make way for another setting, and somebody could take its room."""
         is_early = self._calibration is not None and self._now < self._moves_after
-        return is_early and not engine.has_worked and engine.arm != self.assignment(engine.worker.slot).arm
+        return is_early and engine.arm != self.assignment(engine.worker.slot).arm
 
     def _is_to_be_replaced(self, engine: _Engine) -> bool:
         slot = engine.worker.slot

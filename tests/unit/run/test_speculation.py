@@ -315,6 +315,22 @@ def test_a_coordinator_that_takes_over_compares_nothing_before_it_knows_who_is_t
     control.slots_open(frozenset({2, 3}), 1.0)
     control.tick(1.0, 1e6)
     assert arms_of(control, 2, 3, 4) == [("configured", True), (OFF, True), ("configured", True)]
+    control.tick(2.0, 1.0)
+    assert control.status().phase == "decided", (
+        "it knows how long that engine took to start, and that too little is left"
+    )
+
+
+@pytest.mark.parametrize("state", [ReplicaState.STARTING, ReplicaState.WARMING])
+def test_an_engine_that_nobody_has_told_of_is_compared_all_the_same(state: ReplicaState) -> None:
+    control = SpeculationControl(make_setup(replicas={"min": 0, "max": 6}, calibration={"arms": 2}), [])
+    control.slots_open(frozenset(), 0.0)
+    for incarnation in range(2):
+        control.hear(WorkerId(3, incarnation), stats(state), 0.0)
+        control.worker_gone(WorkerId(3, incarnation))
+    control.tick(1.0, 1e6)
+    assert [record.slot for record in decided(control)][:1] == [3]
+    assert control.assignment(3).arm == OFF
 
 
 def test_those_that_were_measured_before_are_measured_again() -> None:
