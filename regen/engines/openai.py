@@ -40,11 +40,12 @@ from regen.records import (
     Stage,
     TokenScore,
 )
-from regen.served import ServerFacts, ServerKind
+from regen.served import Asked, ServerFacts, ServerKind
 from regen.spec import EndpointSpec, EngineSpec, SpeculationSpec
 
 START_RETRY_SECONDS = 2.0
 _CONNECTIONS_TO_SPARE = 4
+_MOST_SHOWN = 4096
 
 # Text to the ids that give it back exactly, or None.
 Retokenise = Callable[[str], tuple[int, ...] | None]
@@ -82,6 +83,7 @@ class OpenaiEngine:
         self._is_incremental = False
         self._life = SignsOfLife(spec.outage_seconds)
         self._draw = random.Random()
+        self._shown: list[Asked] | None = None if speculation is None else []
         self._places = asyncio.Semaphore(self._slots)
         self._looking: asyncio.Task[bool] | None = None
 
@@ -139,6 +141,11 @@ class OpenaiEngine:
             self._raise_if_final(failure, tries)
             waits += 1
             await asyncio.sleep(wait_seconds(waits, failure, self._draw.random()))
+
+    def shown_so_far(self) -> tuple[ServerFacts, tuple[Asked, ...]]:
+        """With speculation: the server, and what its answers until now were counted at. No more are kept after this."""
+        shown, self._shown = self._shown or [], None
+        return self._ready()[1], tuple(shown)
 
     def counters(self) -> EngineCounters:
         return self._totals.engine_counters()
@@ -206,9 +213,10 @@ class OpenaiEngine:
         try:
             answer, _, _ = await self._streamed(request, _Progress(lambda count: None, lambda: None, request.cap))
         except RequestFailed as error:
+            detail = connection.shown(error.failure.detail)
             if error.failure.blame in (Blame.MOMENT, Blame.OVERLOAD):
-                raise ServerUnavailable(f"{connection.url}: {error.failure.detail}") from error
-            raise SpecError(f"{connection.url} refuses a first request: {error.failure.detail}") from error
+                raise ServerUnavailable(f"{connection.url}: {detail}") from None  # its cause has the server's own words
+            raise SpecError(f"{connection.url} refuses a first request: {detail}") from None
         if answer.token_ids is None and self._retokenise is None:
             raise SpecError(
                 f"{connection.url} gives the text of an answer and not its ids. A text has many, and which were sampled"
@@ -297,6 +305,8 @@ class OpenaiEngine:
                 f"after {len(token_ids)} tokens, and {request.cap} were allowed: it has its own cap",
             )
         self._totals.own.add(answer.acceptance)
+        if self._shown is not None and len(self._shown) < _MOST_SHOWN:
+            self._shown.append(_asked(request, answer, len(token_ids)))
         return Completion(
             token_ids=token_ids,
             finish_reason=answer.finish_reason,
@@ -365,6 +375,10 @@ class OpenaiEngine:
         if self._connection is None or self._served is None:
             raise EngineDied("the server's connection is closed")
         return self._connection, self._served.facts
+
+
+def _asked(request: GenerationRequest, answer: StreamedAnswer, tokens: int) -> Asked:
+    return Asked(request.sampling.temperature, tokens, answer.acceptance, answer.rank, answer.said_accept_length)
 
 
 def _place(url: str) -> str:

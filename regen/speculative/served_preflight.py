@@ -25,7 +25,7 @@ _NOTHING = Counters(is_reported=False)
 _UNREAD = "the draft's files were not read"
 _UNREAD_FIX = "Name them as speculation.draft: a folder on the replica's node, or the hub's name."
 # What refuses here and is in no table of preflight.py.
-SERVED_CODES = frozenset(check.code for check in _TOLD_CHECKS if check.severity is Severity.REFUSE)
+SERVED_CODES = frozenset({"rank-dead", *(check.code for check in _TOLD_CHECKS if check.severity is Severity.REFUSE)})
 
 
 def told(facts: ServerFacts, draft: DraftFiles | None = None) -> tuple[Finding, ...]:

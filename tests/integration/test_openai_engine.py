@@ -196,16 +196,16 @@ def test_overload_before_a_failure_is_no_attempt() -> None:
 
 
 def test_no_more_requests_than_slots_are_at_a_server_and_they_share_connections() -> None:
-    with case("vllm", chunk_tokens=64) as made:
+    with case("vllm", endpoint={"slots": 4}, chunk_tokens=64) as made:
 
         async def many() -> list[Completion]:
             work = [made.engine.generate(request(), lambda count: None) for _ in range(300)]
             return list(await asyncio.gather(*work))
 
         assert {answer.token_ids for answer in made.wait(many())} == {expected().token_ids}
-        assert made.server.desk.most_running == 8
+        assert made.server.desk.most_running == 4
         assert len(made.server.desk.bodies) == 301
-        assert len(made.server.desk.connections) <= 8 + 4
+        assert len(made.server.desk.connections) <= 4 + 4
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
@@ -445,7 +445,9 @@ def test_an_answer_that_does_not_end_is_cut_off(monkeypatch: pytest.MonkeyPatch)
 
 
 @contextmanager
-def other_kind(events: Sequence[bytes], sampling: Sampling = SAMPLING) -> Iterator[tuple[OpenaiEngine, list[Any]]]:
+def other_kind(
+    events: Sequence[bytes], sampling: Sampling = SAMPLING, key: str | None = None
+) -> Iterator[tuple[OpenaiEngine, list[Any]]]:
     """Streams these events, whatever it is asked, behind one whole answer; the engine has ids of texts."""
     asked: list[Any] = []
 
@@ -463,7 +465,7 @@ def other_kind(events: Sequence[bytes], sampling: Sampling = SAMPLING) -> Iterat
     app.router.add_get("/v1/models", models)
     app.router.add_post("/v1/completions", completions)
     with served(app) as url:
-        place = EndpointSpec(url=url)
+        place = EndpointSpec(url=url, api_key_env=key)
         spec = OpenaiEngineSpec(endpoints=[place], ids="retokenised", max_model_len=512, request_attempts=1)
         yield OpenaiEngine(spec, place, "target", sampling, None, as_ids), asked
 
@@ -485,6 +487,48 @@ def outcome(engine: OpenaiEngine) -> Completion:
             await engine.close()
 
     return asyncio.run(asyncio.wait_for(started_and_asked(), 30))
+
+
+def test_a_server_that_cannot_rate_says_so_and_no_canary_passes_in_silence() -> None:
+    with other_kind(ANSWER_OF_OTHERS) as (engine, _):
+        lines: list[str] = []
+        engine._tell = lines.append
+
+        async def rated() -> None:
+            try:
+                await engine.start()
+                with pytest.raises(RowFailed, match="cannot rate tokens"):
+                    await engine.score((5,), (6,))
+            finally:
+                await engine.close()
+
+        asyncio.run(asyncio.wait_for(rated(), 30))
+    assert sum("no canary looks" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("code", [400, 500])
+def test_an_error_inside_a_stream_that_has_the_key_in_it_is_told_without(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setenv("REGEN_TEST_KEY", SECRET)
+    told = f'data: {{"error": {{"message": "not with {SECRET}", "code": {code}}}}}\n\n'
+    monkeypatch.setitem(globals(), "ANSWER_OF_OTHERS", (told.encode(),))
+    with other_kind((), key="REGEN_TEST_KEY") as (engine, _):
+        lines: list[str] = []
+        engine._tell = lines.append
+
+        async def started() -> str:
+            try:
+                await asyncio.wait_for(engine.start(), 1)
+            except (SpecError, TimeoutError) as error:
+                return repr(error) + repr(error.__cause__)
+            finally:
+                await engine.close()
+            return ""
+
+        text = asyncio.run(started()) + "".join(lines)
+    assert "not with [key]" in text
+    assert SECRET not in text
 
 
 def test_another_server_is_asked_in_openais_words_and_its_closing_id_is_added() -> None:
@@ -535,6 +579,17 @@ def test_absent_counters_are_none_and_not_zero() -> None:
         made.ask()
         assert made.engine.counters().acceptance is None
         assert any("no counters" in line for line in made.said)
+
+
+def test_what_answers_were_counted_at_is_kept_by_rank_until_it_is_asked_for() -> None:
+    with case("sglang", speculation=NGRAM, ranks=2) as made:
+        for _ in range(3):
+            made.ask()
+        facts, shown = made.engine.shown_so_far()
+        assert (facts.version, {one.rank for one in shown}) == ("0.5.23", {"0", "1"})
+        assert all(one.acceptance and one.said_accept_length and one.temperature == 1.0 for one in shown)
+        made.ask()
+        assert made.engine.shown_so_far()[1] == ()
 
 
 @pytest.mark.parametrize("incremental", [False, True])

@@ -19,14 +19,16 @@ from regen.run.local import LocalCluster
 from regen.run.session import seal_run
 from regen.run.start import Begun
 from regen.spec import FakeEngineSpec, OpenaiEngineSpec, SpeculationSpec
+from regen.speculative.doctor import checks
 from regen.store.committed import CommittedRows
 from tests.heads import eagle3
+from tests.needles import holding
 from tests.runs import begin_run, determined, drive, make_spec, shard_table, with_draft
 from tests.served.answers import Answers
 from tests.served.faults import Fault, Kind, Script
 from tests.served.sglang_server import SglangServer
 from tests.served.stand import standing
-from tests.served.vllm_server import VllmServer
+from tests.served.vllm_server import VllmServer, error_body
 
 FAKE = {"slots": 8, "max_model_len": 2048, "answer_tokens": 12}
 NGRAM = {"method": "ngram", "num_tokens": 3, "calibrate": "off", "gate": "fail", "guard": "fail"}
@@ -90,9 +92,8 @@ def test_a_run_over_two_kinds_of_server_is_the_run_in_process(
     named = {f"vllm 0.32.0 at {places[0]} (server)", f"sglang 0.5.23 at {places[1]} (server)"}
     assert {row["observed"]["engine"] for row in rows} <= named
     assert determined(folder) == in_process(tmp_path)
-    written = [path for path in folder.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
     out, err = capfd.readouterr()
-    assert (written, SECRET in out + err) == ([], False)
+    assert (holding(SECRET, folder), SECRET in out + err) == ([], False)
 
 
 def test_a_servers_speculation_is_warmed_up_and_watched_as_an_engines_own(tmp_path: Path) -> None:
@@ -116,6 +117,37 @@ def test_a_server_that_does_not_fit_ends_the_run_with_what_to_change(tmp_path: P
         with pytest.raises(SpecError, match="its context is 1024 tokens"):
             finish(begun)
     assert server.desk.bodies == []
+
+
+class Parrot(VllmServer):
+    """Tells whoever it refuses with what key he came."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.desk.refusal = lambda status, message: error_body(status, f"{message} Your key is {self.api_key}")
+
+
+def test_a_key_that_a_server_sends_back_is_in_no_file_and_in_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One row is refused with the server's words; the replica is turned away in its midst, and comes back."""
+    monkeypatch.setenv("REGEN_TEST_KEY", SECRET)
+    monkeypatch.setattr(openai, "START_RETRY_SECONDS", 0.01)
+    struck = ((4, 400), (6, 500), (14, 401))
+    faults = [Fault(Kind.STATUS, numbers=frozenset({number}), status=status) for number, status in struck]
+    server = Parrot(answers=Answers(FakeEngineSpec.model_validate(FAKE)), script=Script(*faults), api_key=SECRET)
+    said: list[str] = []
+    with standing(server) as stand:
+        begun, folder = over_servers(tmp_path, {"url": stand.url, "model": "target", "api_key_env": "REGEN_TEST_KEY"})
+        driver = Driver(LocalCluster(), begun.worker_setup, lambda status: said.append(repr(status)), said.append)
+        asyncio.run(asyncio.wait_for(driver.run(), 60))
+        seal_run(begun.storage, begun.worker_setup.run)
+    details = [row["detail"] for row in shard_table(folder).to_pylist() if row["status"] == "rejected"]
+    assert ["Your key is [key]" in detail for detail in details] == [True]
+    assert any("ServerUnavailable" in line and "status 401" in line for line in said)
+    out, err = capfd.readouterr()
+    assert holding("Your key is [key]", folder)
+    assert (holding(SECRET, folder), SECRET in "".join([out, err, *said, repr(begun)])) == ([], False)
 
 
 def founding_fault(folder: Path) -> SglangServer:
@@ -168,6 +200,33 @@ class Boaster(SglangServer):
     def _spec_counts(self, made: Completion, rank: int) -> dict[str, Any]:
         counts = super()._spec_counts(made, rank)
         return {**counts, "spec_accept_length": 2.5} if counts else {}
+
+
+class HalfDead(SglangServer):
+    """Of two engines behind one address, one accepts nothing."""
+
+    def _spec_counts(self, made: Completion, rank: int) -> dict[str, Any]:
+        counts = super()._spec_counts(made, rank)
+        if not counts or not rank:
+            return counts
+        none_at_all = [counts["spec_verify_ct"], 0, 0, 0]
+        counts |= {"spec_correct_drafts_histogram": none_at_all, "spec_accept_histogram": none_at_all}
+        return {**counts, "spec_num_correct_drafts": 0, "spec_accepted_drafts": 0}
+
+
+def test_a_dead_rank_behind_a_healthy_mean_ends_the_warm_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "LEAST_DRAFTS", 5)
+    server = HalfDead(
+        answers=Answers(FakeEngineSpec.model_validate(FAKE), SpeculationSpec.model_validate(NGRAM)),
+        algorithm="NGRAM",
+        ranks=2,
+    )
+    with standing(server) as stand:
+        brief = {"rows": 30, "drafts": 60, "max_tokens": 64, "canary_rows": 0}
+        begun, _ = over_servers(tmp_path, {"url": stand.url, "model": "target"}, speculation={**NGRAM, "warmup": brief})
+        with pytest.raises(PreflightRefused, match="rank-dead: 1 of 2 ranks are dead"):
+            finish(begun)
+    assert committed(begun) == 0
 
 
 def test_the_gate_believes_raw_counts_and_not_the_servers_average(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import yaml
 
 from regen.errors import SpecError
 from regen.spec import (
+    EndpointSpec,
     dump_spec,
     fingerprint,
     load_spec,
@@ -215,6 +216,17 @@ def test_the_commented_spec_is_a_spec_and_names_every_key() -> None:
             assert f"{name}:" in text, f"{section}.{name}"
             assert field.description, f"{section}.{name} has no explanation"
     assert "# per_gpu_hour:" in text
+
+
+def test_the_commented_spec_shows_a_server_that_is_taken_as_it_stands() -> None:
+    lines = commented_spec().splitlines()
+    start = next(at for at, line in enumerate(lines) if line.startswith("  # endpoints:"))
+    shown = [lines[start], *lines[start + 1 : start + 1 + len(EndpointSpec.model_fields)]]
+    engine = yaml.safe_load("\n".join(line.replace("# ", "  ", 1) for line in shown).replace("HOST:PORT", "h:1"))
+    assert engine["endpoints"][0].keys() == EndpointSpec.model_fields.keys()
+    assert parse_spec(raw(engine={"kind": "openai", **engine}), origin="x").engine.endpoint_of(0) == EndpointSpec(
+        url="http://h:1"
+    )
 
 
 @pytest.mark.parametrize(
