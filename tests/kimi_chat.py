@@ -1,7 +1,8 @@
 """How conversations look to Kimi-K2.5: its control tokens over a byte-level vocabulary, and a template in its manner.
 
-The names of the tokens are those that vLLM's `kimi_k2` parsers look for, and those of Kimi's published template; the
-template here is written for the tests. Ids 0..255 are bytes, so ASCII text is its own ids.
+The names of the tokens are those that vLLM's `kimi_k2` parsers look for, and those of Kimi's published template.
+Which of them are special is from what is known of its tokenizer; the file was not seen. The template here is written
+for the tests. Ids 0..255 are bytes, so ASCII text is its own ids.
 """
 
 from __future__ import annotations

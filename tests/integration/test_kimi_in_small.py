@@ -305,6 +305,17 @@ def test_calls_get_their_results_under_kimis_own_ids_and_thinking_is_kept_apart(
 
 
 @parsed
+def test_calls_right_out_of_a_thought_end_it(tmp_path: Path) -> None:
+    """As vLLM reads Kimi's format: the section of calls closes what no tag has closed."""
+    (row,) = scripted(tmp_path, {**WHOLE, ASKED: f"Two towns.{FIRST}"})
+    assert row["status"] == "ok"
+    first = row["messages"][1]
+    assert (first["reasoning"], first["content"]) == ("Two towns.", "")
+    assert [call["id"] for call in json.loads(first["tool_calls"])] == ["functions.weather:0", "functions.weather:1"]
+    check_prompts(row, tmp_path / "target")
+
+
+@parsed
 def test_without_thinking_the_prompt_closes_it_and_answers_are_read_without(tmp_path: Path) -> None:
     answers = {key: text.partition("</think>")[2] for key, text in WHOLE.items()}
     (row,) = scripted(tmp_path, answers, reasoning="off")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from regen.errors import EngineDied, EngineStartFailed, NodeLost
 from regen.records import WorkerId
 from regen.run import cluster as ray_cluster
 from regen.run.cluster import RayCluster, RayCoordinator, RayWorker
+from regen.run.session import standing
 from regen.run.setup import CONFIGURED, OFF, Assignment, RunSetup, WorkerSetup
 from regen.spec import RunSpec, SpeculationSpec, dump_spec
 from regen.store.local import LocalStorage
@@ -96,10 +97,10 @@ def free() -> tuple[float, float]:
 def setup_of(
     spec: RunSpec,
     gpus: float,
+    args: dict[str, Any],
     slot: int = 0,
     speculation: SpeculationSpec | None = None,
     cpus: float = 0.1,
-    **args: Any,
 ) -> WorkerSetup:
     """A worker of this run, with an engine on so many GPUs."""
     raw = spec.model_dump(mode="json")
@@ -138,7 +139,7 @@ class Placed:
         self.cluster = RayCluster(self.said.append)
         self.cluster._coordinator = RayCoordinator(None)
 
-    def during(self, act: Callable[[Placed], Awaitable[None]]) -> None:
+    def during(self, act: Callable[[Placed], Coroutine[Any, Any, None]]) -> None:
         asyncio.run(act(self))
 
     async def start(self, setup: WorkerSetup) -> tuple[RayWorker, asyncio.Task[Any]]:
@@ -182,7 +183,7 @@ def test_two_engines_of_eight_gpus_share_a_node_and_see_only_their_own(
     first: str, placed: Placed, spec: RunSpec
 ) -> None:
     async def act(placed: Placed) -> None:
-        workers = [await placed.start(setup_of(spec, 8, slot, tensor_parallel_size=8)) for slot in range(2)]
+        workers = [await placed.start(setup_of(spec, 8, {"tensor_parallel_size": 8}, slot)) for slot in range(2)]
         seen = [await given(worker) for worker, _ in workers]
         assert {one.node for one in seen} == {first}
         for one in seen:
@@ -208,7 +209,7 @@ def test_a_group_that_never_gets_ready_leaves_nothing_behind(first: str, impatie
 
     async def act(placed: Placed) -> None:
         sizes = {"tensor_parallel_size": 8, "pipeline_parallel_size": 4}
-        worker, running = await placed.start(setup_of(spec, 32, cpus=0, **sizes, **OVER_NODES))
+        worker, running = await placed.start(setup_of(spec, 32, {**sizes, **OVER_NODES}, cpus=0))
         group = worker.group
         assert group is not None
         await until(lambda: bool(placed.said))
@@ -216,7 +217,7 @@ def test_a_group_that_never_gets_ready_leaves_nothing_behind(first: str, impatie
         assert not running.done()
         await end_all((worker, running))
         await until(lambda: placement_group_table(group)["state"] == "REMOVED")
-        fits = await placed.start(setup_of(spec, 16, cpus=0, tensor_parallel_size=16, **OVER_NODES))
+        fits = await placed.start(setup_of(spec, 16, {"tensor_parallel_size": 16, **OVER_NODES}, cpus=0))
         await given(fits[0])
         await end_all(fits)
         await placed.all_free(16, 4)
@@ -235,7 +236,7 @@ def test_an_engine_over_two_nodes_holds_a_bundle_for_each_gpu(
 
     async def act(placed: Placed) -> None:
         sizes = {"tensor_parallel_size": 8, "pipeline_parallel_size": 3}
-        worker, running = await placed.start(setup_of(spec, 24, **sizes, **OVER_NODES))
+        worker, running = await placed.start(setup_of(spec, 24, {**sizes, **OVER_NODES}))
         seen = await given(worker)
         assert worker.group is not None
         table = placement_group_table(worker.group)
@@ -260,7 +261,7 @@ def test_engines_that_fill_more_than_half_a_node_come_to_one_each(
     second: RayNode, first: str, impatient: Placed, spec: RunSpec
 ) -> None:
     async def act(placed: Placed) -> None:
-        workers = [await placed.start(setup_of(spec, 10, slot, tensor_parallel_size=10)) for slot in range(3)]
+        workers = [await placed.start(setup_of(spec, 10, {"tensor_parallel_size": 10}, slot)) for slot in range(3)]
         seen = [await given(worker) for worker, _ in workers[:2]]
         assert {one.node for one in seen} == set(nodes_with_gpus())
         await until(lambda: any("replica 2" in line for line in placed.said))
@@ -279,7 +280,7 @@ def test_the_draft_is_laid_down_on_each_node_of_an_engine_and_must_be_at_one_pat
     eagle3().write(tmp_path / "head")
     drafted = SpeculationSpec(method="eagle3", draft=str(tmp_path / "head"), num_tokens=3)
     sizes = {"pipeline_parallel_size": 2}
-    setup = setup_of(spec, 2, speculation=drafted, cpus=3, **sizes, **OVER_NODES)
+    setup = setup_of(spec, 2, {**sizes, **OVER_NODES}, speculation=drafted, cpus=3)
 
     async def act(placed: Placed) -> None:
         worker, running = await placed.start(setup)
@@ -295,7 +296,7 @@ def test_the_draft_is_laid_down_on_each_node_of_an_engine_and_must_be_at_one_pat
 def test_check_asks_both_nodes(second: RayNode, head: RayHead, tmp_path: Path, spec: RunSpec) -> None:
     folder = Path(spec.target.model)
     sizes = {"tensor_parallel_size": 8, "pipeline_parallel_size": 3}
-    fits = setup_of(spec, 24, **sizes, **OVER_NODES).run.spec.model_copy(update={"output": str(tmp_path / "run")})
+    fits = setup_of(spec, 24, {**sizes, **OVER_NODES}).run.spec.model_copy(update={"output": str(tmp_path / "run")})
     raw = fits.model_dump(mode="json")
     raw["engine"]["replicas"] = 1
     (tmp_path / "spec.yaml").write_text(dump_spec(RunSpec.model_validate(raw)), encoding="utf-8")
@@ -317,9 +318,9 @@ def test_a_node_that_goes_is_told_from_an_engine_that_dies(
     """For the actor that was there, and for an engine of which only a part was."""
 
     async def act(placed: Placed) -> None:
-        over = await placed.start(setup_of(spec, 18, 0, cpus=0.1, pipeline_parallel_size=18, **OVER_NODES))
+        over = await placed.start(setup_of(spec, 18, {"pipeline_parallel_size": 18, **OVER_NODES}))
         seen = [await given(over[0])]
-        there = await placed.start(setup_of(spec, 14, 1, tensor_parallel_size=14))
+        there = await placed.start(setup_of(spec, 14, {"tensor_parallel_size": 14}, 1))
         seen.append(await given(there[0]))
         assert over[0].nodes == set(nodes_with_gpus())
         if first not in (seen[0].node, seen[1].node):
@@ -344,8 +345,6 @@ def test_a_node_that_goes_is_told_from_an_engine_that_dies(
 
 
 def done(folder: Path) -> int:
-    from regen.run.session import standing
-
     return standing(LocalStorage(folder / "run")).totals.done if (folder / "run" / "plan.json").exists() else 0
 
 
@@ -353,20 +352,18 @@ def test_a_run_loses_a_node_and_gets_another(first: str, head: RayHead, tmp_path
     """`restarts: 0`: an engine's death would be its replica's end."""
     engine = {"replicas": 2, "slots": 4, "step_seconds": 0.03, "restarts": 0, "cpus_per_replica": 3}
     folder = tmp_path / "run"
-    (tmp_path / "spec.yaml").write_text(
-        dump_spec(make_spec(tmp_path, rows=120, engine={**engine, "answer_tokens": 25}))
-    )
+    (tmp_path / "spec.yaml").write_text(dump_spec(make_spec(tmp_path, rows=60, engine={**engine, "answer_tokens": 25})))
     command = [*REGEN, "run", "spec.yaml", "--address", head.address]
     with joined(head, cpus=3) as node, started(command, cwd=tmp_path, more={**ENVIRONMENT, **TOKEN}) as process:
         reached(lambda: bool(node.titled(REPLICA)) and done(tmp_path) > 0, process)
         node.end()
         with joined(head, cpus=3) as another:
-            reached(lambda: bool(another.titled(REPLICA)) or done(tmp_path) == 120, process)
+            reached(lambda: bool(another.titled(REPLICA)) or done(tmp_path) == 60, process)
             output, _ = process.communicate(timeout=120)
             end(process)
     assert process.returncode == 0, output
     assert "through no fault of its own: NodeLost" in output
     assert "restarts left" not in output
     rows = shard_table(folder).to_pylist()
-    assert [row["ordinal"] for row in rows] == list(range(120))
+    assert [row["ordinal"] for row in rows] == list(range(60))
     assert {row["observed"]["attempts"] for row in rows} == {1}

@@ -204,6 +204,17 @@ def test_the_figures_in_the_recipe_are_what_estimate_says(recipe: RunSpec, plann
     assert written[1] == facts[name]
 
 
+def test_a_fleet_that_takes_what_comes_is_priced_for_its_fewest_and_its_most(
+    recipe: RunSpec, planned: PlanSummary
+) -> None:
+    elastic = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"replicas": "auto"})})
+    facts = dict(estimate_plan(elastic, Assumptions(830, 800), in_full(planned, recipe)).view().facts)
+    one = dict(estimated(planned, recipe).view().facts)
+    assert facts["GPU hours, 1 replica"] == one["GPU hours"]
+    assert facts["cost, 1 replica"] == one["cost"]
+    assert facts["GPU hours, 64 replicas"].endswith("on 512 GPUs")
+
+
 def test_the_laptop_recipe_needs_no_dataset_and_takes_about_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
