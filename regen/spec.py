@@ -152,7 +152,9 @@ class TargetSpec(_Strict):
     )
     reasoning_parser: str = Field("auto", description="vLLM's name for it, none, or auto: the profile's.")
     tool_parser: str = Field("auto", description="vLLM's name for it, none, or auto: the profile's.")
-    trust_remote_code: bool = Field(False, description="Run the tokenizer's own Python code. Off unless named.")
+    trust_remote_code: bool = Field(
+        False, description="Run Python code that comes with target and draft. Off unless named."
+    )
     template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Given to the chat template, for example {thinking: true}. Recorded per row."
     )
@@ -279,6 +281,11 @@ class _EngineCommon(_Strict):
         if isinstance(self.replicas, int):
             return ReplicaRange(min=self.replicas, max=self.replicas)
         return AUTO_REPLICAS if self.replicas == "auto" else self.replicas
+
+    @property
+    def is_fixed(self) -> bool:
+        """Every replica is there from the first moment to the last."""
+        return self.own.min == self.own.max
 
     @property
     def fewest_replicas(self) -> int:

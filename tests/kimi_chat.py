@@ -1,7 +1,8 @@
 """How conversations look to Kimi-K2.5: its control tokens over a byte-level vocabulary, and a template in its manner.
 
-The names of the tokens are those that vLLM's `kimi_k2` parsers look for, and those of Kimi's published template; the
-template here is written for the tests. Ids 0..255 are bytes, so ASCII text is its own ids.
+The names of the tokens are those that vLLM's `kimi_k2` parsers look for, and those of Kimi's published template.
+Which of them are special is from what is known of its tokenizer; the file was not seen. The template here is written
+for the tests. Ids 0..255 are bytes, so ASCII text is its own ids.
 """
 
 from __future__ import annotations
@@ -25,11 +26,6 @@ SPECIAL = (
     "<|im_assistant|>",
     "<|im_system|>",
     "<|im_middle|>",
-    CALLS_BEGIN,
-    CALLS_END,
-    CALL_BEGIN,
-    ARGUMENTS_BEGIN,
-    CALL_END,
     "<|media_begin|>",
     "<|media_content|>",
     "<|media_end|>",
@@ -37,8 +33,8 @@ SPECIAL = (
     "[UNK]",
     "[PAD]",
 )
-# Tokens of Kimi's vocabulary too, but none that a decoder leaves out: its answers say <think> in words.
-ADDED = (THINK, END_THINK)
+# Tokens of Kimi's vocabulary too, but not special ones: who decodes an answer finds them in its text.
+ADDED = (CALLS_BEGIN, CALLS_END, CALL_BEGIN, ARGUMENTS_BEGIN, CALL_END, THINK, END_THINK)
 IDS = {token: 256 + number for number, token in enumerate((*SPECIAL, *ADDED))}
 VOCABULARY = 256 + len(IDS)
 END_ID, EOS_ID, BOS_ID, PAD_ID, MEDIA_ID = (IDS[t] for t in (TURN_END, "[EOS]", "[BOS]", "[PAD]", "<|media_pad|>"))
@@ -87,6 +83,7 @@ def write_kimi_chat(folder: Path) -> Path:
             "eos_token": "[EOS]",
             "pad_token": "[PAD]",
             "unk_token": "[UNK]",
+            "additional_special_tokens": [token for token in SPECIAL if token.startswith("<|")],
             "clean_up_tokenization_spaces": False,
             "tokenizer_class": "PreTrainedTokenizerFast",
         },

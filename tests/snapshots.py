@@ -39,7 +39,7 @@ FACTS = RunFacts(
     draft="none",
     positions=3,
     replicas=2,
-    gpus=8,
+    gpus=4,
     commit_interval_seconds=30,
     uncommitted_bytes_limit=2**29,
 )

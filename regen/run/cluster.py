@@ -28,7 +28,7 @@ from ray.util.placement_group import PlacementGroup, get_current_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from regen.errors import EngineDied, EngineStartFailed, NodeLost, RegenError, UserError
-from regen.records import CoordinatorStatus, Death, ExchangeReply, ExchangeRequest, Left, Toll, WorkerId
+from regen.records import CoordinatorStatus, Death, ExchangeReply, ExchangeRequest, Left, Places, Toll, WorkerId
 from regen.run import leash, probe
 from regen.run.coordinator import Coordinator
 from regen.run.fit import Answers, Node, Questions
@@ -100,12 +100,12 @@ class RayCoordinator:
         assignment: Assignment | None = await _answered(self.actor.assignment.remote(slot))
         return assignment
 
-    async def worker_gone(self, worker: WorkerId, death: Death | None = None) -> Toll:
-        toll: Toll = await _answered(self.actor.worker_gone.remote(worker, death))
+    async def worker_gone(self, worker: WorkerId, death: Death | None = None, is_released: bool = False) -> Toll:
+        toll: Toll = await _answered(self.actor.worker_gone.remote(worker, death, is_released))
         return toll
 
-    async def slot_lost(self, slot: int) -> None:
-        await _answered(self.actor.slot_lost.remote(slot))
+    async def places(self, places: Places) -> None:
+        await _answered(self.actor.places.remote(places))
 
     async def farewell(self) -> str | None:
         awaited: str | None = await _answered(self.actor.farewell.remote())
@@ -138,6 +138,9 @@ class RayWorker:
             raise EngineDied(f"the replica failed: {type(error).__name__}: {_last_line(error)}") from error
         finally:
             placed.cancel()
+
+    async def placed(self) -> None:
+        await self._place()
 
     async def kill(self) -> None:
         ray.kill(self.actor)
@@ -384,11 +387,11 @@ class CoordinatorActor:
     async def assignment(self, slot: int) -> Assignment | None:
         return await self._coordinator.assignment(slot)
 
-    async def worker_gone(self, worker: WorkerId, death: Death | None = None) -> Toll:
-        return await self._coordinator.worker_gone(worker, death)
+    async def worker_gone(self, worker: WorkerId, death: Death | None = None, is_released: bool = False) -> Toll:
+        return await self._coordinator.worker_gone(worker, death, is_released)
 
-    async def slot_lost(self, slot: int) -> None:
-        await self._coordinator.slot_lost(slot)
+    async def places(self, places: Places) -> None:
+        await self._coordinator.places(places)
 
     async def farewell(self) -> str | None:
         return await self._coordinator.farewell()

@@ -44,7 +44,7 @@ from regen.store.replay import replay
 from regen.store.storage import open_storage
 from regen.store.tally import newest_tally, tally_of
 
-_GONE = (SlotState.STARTING, SlotState.GONE)
+_GONE = (SlotState.STARTING, SlotState.GONE, SlotState.RELEASED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import os
 
+LOOPBACK = "127.0.0.1"
 # Ray's own name for "may other machines join", whatever this machine is.
 _MAY_BE_JOINED = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+# vLLM's for the address of its processes; with its executor `ray` it looks for a node of that address.
+_ENGINES_ADDRESS = "VLLM_HOST_IP"
 
 
 def keep_on_loopback(address: str | None) -> None:
     """Before `run.cluster` is imported. A cluster that is joined is its owner's, and a setting of the user's stays."""
     if (address or os.environ.get("RAY_ADDRESS") or "local") == "local":
         os.environ.setdefault(_MAY_BE_JOINED, "0")
+        if os.environ[_MAY_BE_JOINED] == "0":
+            os.environ.setdefault(_ENGINES_ADDRESS, LOOPBACK)

@@ -39,6 +39,7 @@ from regen.records import (
     Eta,
     EtaState,
     Phase,
+    ReplicaStats,
     ReplicaTotals,
     SlotTally,
     SourceTotals,
@@ -328,8 +329,9 @@ def _reasons(rejected: Mapping[str, int], totals: Totals) -> tuple[ReasonFacts, 
 
 
 def _replicas(about: About, known: Known, now: Now) -> tuple[ReplicaFacts, ...]:
-    """Every slot that the spec has, or that ever made anything."""
-    slots = {*range(about.spec.engine.most_replicas), *known.totals.by_replica, *known.tally.slots}
+    """Every slot that is there from the first moment, or was ever opened."""
+    opened = now.status.replicas if now.status is not None else ()
+    slots = {*range(about.spec.engine.fewest_replicas), *known.totals.by_replica, *known.tally.slots, *opened}
     return tuple(_replica(slot, known, now) for slot in sorted(slots))
 
 
@@ -339,7 +341,7 @@ def _replica(slot: int, known: Known, now: Now) -> ReplicaFacts:
     speculation = now.status.speculation if now.status is not None else None
     return ReplicaFacts(
         slot=slot,
-        state=stats.state.value if stats else None,
+        state=_state(stats, slot, now) if stats else None,
         running_rows=stats.running_rows if stats else None,
         slots=stats.slots if stats else None,
         waiting=stats.counters.waiting if stats else None,
@@ -359,6 +361,11 @@ def _replica(slot: int, known: Known, now: Now) -> ReplicaFacts:
         slot_seconds=tally.slot_seconds,
         engine=(stats.engine or None) if stats else None,
     )
+
+
+def _state(stats: ReplicaStats, slot: int, now: Now) -> str:
+    is_pending = now.status is not None and slot in now.status.pending_slots
+    return "waits for a node" if is_pending else stats.state.value
 
 
 def _faults(tally: Tally, now: Now) -> FaultFacts:

@@ -25,7 +25,7 @@ from regen.observe.lengths import Running
 from regen.observe.rate import RecentRate
 from regen.observe.speed import Beat
 from regen.records import Eta, EtaState, Lease
-from regen.run.fleet import Fleet
+from regen.run.fleet import OVERSUBSCRIPTION, Fleet
 from regen.run.remaining import (
     Grouping,
     Remaining,
@@ -35,7 +35,6 @@ from regen.run.remaining import (
     waiting_last,
 )
 from regen.run.setup import Purpose, RunSetup
-from regen.run.worker import OVERSUBSCRIPTION
 from regen.store.journal import Journal
 from regen.store.reopened import Reopened
 

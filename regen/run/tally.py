@@ -24,7 +24,9 @@ from regen.records import (
 from regen.store.control import Record, RunTally, SlotReading
 from regen.store.tally import counted, newest_tally, slot_counts, tally_of
 
+_NO_ENGINE = {ReplicaState.STOPPED: SlotState.GONE, ReplicaState.RELEASED: SlotState.RELEASED}
 _NOT_UP = (ReplicaState.STARTING, ReplicaState.WARMING)
+_ENGINELESS = frozenset(_NO_ENGINE.values())
 
 
 def restarted(session: str, records: Iterable[Record]) -> tuple[RunTally]:
@@ -40,8 +42,8 @@ def sequences(stats: ReplicaStats, has_queue: bool, may_lease: bool) -> dict[Slo
     A free sequence of an engine that has requests waiting is busy: it is the engine that cannot take them, for want of
     memory, and no feeder.
     """
-    if stats.state is ReplicaState.STOPPED:
-        return {SlotState.GONE: stats.slots}
+    if stats.state in _NO_ENGINE:
+        return {_NO_ENGINE[stats.state]: stats.slots}
     if stats.state in _NOT_UP:
         return {SlotState.STARTING: stats.slots}
     busy = min(stats.slots, stats.counters.running + stats.counters.waiting)
@@ -175,7 +177,7 @@ class RunningTally:
             return
         for number, states in slots.items():
             slot = self._slot(number)
-            held_seconds = 0.0 if SlotState.GONE in states or number in unheard else now - before
+            held_seconds = 0.0 if _ENGINELESS & states.keys() or number in unheard else now - before
             slot.engine_seconds += held_seconds
             slot.gpu_seconds += held_seconds * gpus(number)
             for state, count in states.items():

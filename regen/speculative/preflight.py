@@ -408,6 +408,14 @@ SECTIONS: tuple[Section, ...] = (
                 settings.schedule_dropped,
             ),
             Check(
+                "states-over-stages",
+                WARN,
+                "The draft reads states of inner layers, and the target is in pipeline stages",
+                "vLLM hands such states on from stage to stage for some targets only (of Llama's and Qwen2's kind; not"
+                " of DeepSeek-V3's, Kimi-K2 among them). For others it ends after it has loaded all weights.",
+                settings.states_over_stages,
+            ),
+            Check(
                 "prompt-lookup",
                 REFUSE,
                 "The n-gram bounds are the wrong way round",

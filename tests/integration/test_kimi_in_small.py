@@ -22,7 +22,18 @@ from regen.run.session import seal_run
 from regen.spec import RunSpec, dump_spec, load_spec, parse_spec
 from regen.store.local import LocalStorage
 from tests import virtual_time
-from tests.kimi_chat import CALLS_BEGIN, END_ID, IDS, THINK, TURN_END, call_text, calls_text, ids_of, write_kimi_chat
+from tests.kimi_chat import (
+    CALLS_BEGIN,
+    END_ID,
+    EOS_ID,
+    IDS,
+    THINK,
+    TURN_END,
+    call_text,
+    calls_text,
+    ids_of,
+    write_kimi_chat,
+)
 from tests.processes import regen, regen_here
 from tests.runs import begin_run, drive, shard_table
 from tests.stand_ins import ROWS, TOOL, with_stand_ins
@@ -67,12 +78,10 @@ def test_the_recipe_runs_on_a_tiny_model_of_the_same_architecture(tmp_path: Path
     assert "accept length 1.00" in stopped.stderr
     assert made(run) == {Status.NATIVE: ROWS_EACH}
 
-    raw["speculation"] |= {"gate": "disable"}
+    # Who goes on with it makes the same rows, and every one of them says what it was worth.
+    raw["speculation"] |= {"gate": "warn", "guard": "warn", "calibrate": "off"}
     write(tmp_path, raw)
     done = regen("run", "spec.yaml", cwd=tmp_path, timeout_seconds=COMMAND_SECONDS, more=cache(tmp_path))
-    Path("/tmp/exp/w7-recipes-x/run.log").write_text(
-        stopped.stdout + stopped.stderr + "\n=====\n" + done.stdout + done.stderr
-    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert regen_here("verify", "run", cwd=tmp_path).returncode == 0
     rows = shard_table(run).to_pylist()
@@ -80,6 +89,7 @@ def test_the_recipe_runs_on_a_tiny_model_of_the_same_architecture(tmp_path: Path
     for row in rows:
         check_row(row, target)
     check_native(rows, target)
+    check_acceptance(rows)
     check_thinking(rows)
     check_tools(rows)
     check_export(rows, run, tmp_path / "export")
@@ -99,7 +109,7 @@ def check_row(row: dict[str, Any], target: Path) -> None:
         ids = generation["completion_token_ids"]
         if row["status"] != "native":
             assert 0 < len(ids) <= generation["cap"] == 48
-            assert generation["finish_reason"] == ("stop" if ids[-1] == END_ID else "length")
+            assert generation["finish_reason"] == ("stop" if ids[-1] in {END_ID, EOS_ID} else "length")
             assert json.loads(generation["sampling"])["temperature"] == (0.6 if row["source"] == "code" else 0.8)
 
 
@@ -120,6 +130,13 @@ def check_native(rows: list[dict[str, Any]], target: Path) -> None:
         assert row["observed"]["generations"] == []
 
 
+def check_acceptance(rows: list[dict[str, Any]]) -> None:
+    seen = [one for row in rows for one in row["observed"]["generations"]]
+    drafts, accepted = (sum(one[name] for one in seen) for name in ("drafts", "accepted"))
+    assert drafts > 500
+    assert 1 + accepted / drafts < 1.05
+
+
 def check_thinking(rows: list[dict[str, Any]]) -> None:
     """Some rows think, as the recipe has it; each prompt opens or closes it as the row's own kwargs say."""
     mixed = [row for row in rows if row["status"] != "native"]
@@ -130,9 +147,9 @@ def check_thinking(rows: list[dict[str, Any]]) -> None:
             opening = ids_of(OPEN if is_on else SHUT)
             assert generation["prompt_token_ids"][-len(opening) :] == opening
             said = generation["completion_token_ids"]
-            if is_on and IDS["</think>"] not in said:
+            if is_on and not {IDS["</think>"], IDS[CALLS_BEGIN]} & set(said):
                 assert generation["content"] == ""
-                assert "cut_in_thinking" in generation["labels"] or generation["finish_reason"] == "stop"
+                assert {"cut_in_thinking", "no_visible_answer", "empty_answer"} & set(generation["labels"])
             if not is_on and not {IDS[THINK], IDS["</think>"]} & set(said):
                 assert generation["reasoning"] is None
 
@@ -284,6 +301,17 @@ def test_calls_get_their_results_under_kimis_own_ids_and_thinking_is_kept_apart(
     history = f"{THINK}Two towns.</think>One moment.{FIRST}{TURN_END}"
     returned = "<|im_system|>weather<|im_middle|>## Return of functions.weather:0\nsun in Bonn" + TURN_END
     assert ids_of(history + returned) == second[second.index(IDS[THINK]) :][: len(ids_of(history + returned))]
+    check_prompts(row, tmp_path / "target")
+
+
+@parsed
+def test_calls_right_out_of_a_thought_end_it(tmp_path: Path) -> None:
+    """As vLLM reads Kimi's format: the section of calls closes what no tag has closed."""
+    (row,) = scripted(tmp_path, {**WHOLE, ASKED: f"Two towns.{FIRST}"})
+    assert row["status"] == "ok"
+    first = row["messages"][1]
+    assert (first["reasoning"], first["content"]) == ("Two towns.", "")
+    assert [call["id"] for call in json.loads(first["tool_calls"])] == ["functions.weather:0", "functions.weather:1"]
     check_prompts(row, tmp_path / "target")
 
 

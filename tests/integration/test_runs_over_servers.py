@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from regen.engines import openai, served_failures
@@ -23,6 +22,7 @@ from regen.spec import FakeEngineSpec, OpenaiEngineSpec, SpeculationSpec
 from regen.speculative.doctor import checks
 from regen.store.committed import CommittedRows
 from tests.heads import eagle3
+from tests.needles import holding
 from tests.runs import begin_run, determined, drive, make_spec, shard_table, with_draft
 from tests.served.answers import Answers
 from tests.served.faults import Fault, Kind, Script
@@ -60,17 +60,6 @@ def over_servers(
 
 def committed(begun: Begun) -> int:
     return sum(len(table) for table in CommittedRows(begun.storage, begun.plan_summary.rows).tables(("row_id",)))
-
-
-def holding(text: str, folder: Path) -> list[Path]:
-    """Files with this text in them: in their bytes, or in what a Parquet file holds."""
-    return [path for path in folder.rglob("*") if path.is_file() and text in _content(path)]
-
-
-def _content(path: Path) -> str:
-    if path.suffix != ".parquet":
-        return path.read_bytes().decode("utf-8", "replace")
-    return f"{pq.read_table(path).to_pylist()}{pq.read_metadata(path).metadata}"
 
 
 def in_process(folder: Path) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ from tests.runs import shard_table, write_jsonl
 pytestmark = [pytest.mark.engine, pytest.mark.ray]
 
 # One sequence at a time on either side: a start takes as long as some 50 rows, on any machine.
-ROWS, PROMPTS, CAP = 200, 10, 48
+ROWS, PROMPTS, CAP = 200, 10, 32
 SERVER, OWN = 0, 1
 NGRAM = {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
 

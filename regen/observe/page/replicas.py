@@ -24,6 +24,7 @@ _DOING = (
     (SlotState.NO_ROWS, "no rows"),
     (SlotState.STARTING, "starting"),
     (SlotState.GONE, "gone"),
+    (SlotState.RELEASED, "released"),
 )
 
 
@@ -85,7 +86,7 @@ def _slots(replicas: tuple[ReplicaFacts, ...]) -> tuple[Element, ...]:
         table("What the slots were doing", columns, [_doing(replica) for replica in known], left=("so far",)),
         remark(
             "Starved: free while rows wait. Held back: free since the store is away or uncommitted bytes are at their"
-            " cap. No rows: free in the tail or in a drain."
+            " cap. No rows: free in the tail or in a drain. Released: no engine was wanted there, and none was held."
         ),
     )
 

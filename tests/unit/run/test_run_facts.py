@@ -28,7 +28,7 @@ def spec(**sections: Any) -> RunSpec:
 def test_they_are_the_specs() -> None:
     facts = run_facts(spec(speculation={**EAGLE, "calibrate": "off"}, price={"per_gpu_hour": 2, "currency": "EUR"}))
     assert (facts.name, facts.target, facts.draft) == ("x", "org/target", "org/head")
-    assert (facts.replicas, facts.gpus, facts.positions) == (2, 16, 3)
+    assert (facts.replicas, facts.gpus, facts.positions) == (2, 8, 3)
     assert (facts.price_per_gpu_hour, facts.currency) == (2, "EUR")
 
 

@@ -56,7 +56,8 @@ def test_the_founding_fault_is_refused_whether_the_spec_speaks_of_speculation_or
     with pytest.raises(PreflightRefused, match=r"method-mismatch: the server runs speculative_algorithm 'EAGLE'"):
         looked_at(facts("EAGLE", draft=head), speculation, folder)
     accepted = section(method="eagle3", draft=head, accept=["method-mismatch"])
-    looked_at(facts("EAGLE", draft=head), accepted, folder)
+    said = looked_at(facts("EAGLE", draft=head), accepted, folder)
+    assert [line.split(": ")[1:3] for line in said] == [["warning", "method-mismatch"]]
 
 
 def test_a_folder_that_a_server_elsewhere_names_is_not_taken_for_one_here(folder: Path) -> None:
