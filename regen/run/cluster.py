@@ -409,7 +409,8 @@ class ReplicaActor:
 
     async def run(self) -> Left:
         await asyncio.to_thread(leash.tie, leash.mark_of(self._setup))
-        if placement_of(self._setup.run.spec.engine, self._setup.worker.slot).bundles:
+        speculation, slot = self._setup.assignment.speculation, self._setup.worker.slot
+        if speculation is not None and placement_of(self._setup.run.spec.engine, slot).bundles:
             await self._share_draft(_nodes_of(get_current_placement_group()))
         return await build_worker(self._setup, self._exchange).run()
 

@@ -157,6 +157,15 @@ def test_while_settings_are_compared_nothing_is_released_and_none_waits_but_for_
     assert roster.open_slots == {0, 1, 2, 3}, "it is over, and the fleet grows on"
 
 
+def test_of_several_that_wait_when_settings_are_compared_the_lowest_stay() -> None:
+    roster = Roster(0, 2, 8)
+    roster.placed(0, 0.0)
+    for slot in (3, 5):
+        roster.pending(slot, 0.0)
+    roster.look(up(BUSY, 0, is_comparing=True), 1.0)
+    assert roster.open_slots == {0, 3}
+
+
 def test_while_settings_are_compared_the_fewest_may_wait() -> None:
     roster = Roster(0, 2, 5)
     roster.look(BUSY, 0.0)
