@@ -91,6 +91,7 @@ ETA_COLORS = {"estimating": GREEN, "finished": GREEN, "stalled": RED}
 STATE_COLORS = {"running": GREEN, "starting": BLUE, "warming": BLUE, "draining": ORANGE, "stopped": ORANGE}
 SLOT_COLORS = {
     "busy": GREEN, "starved": RED, "held_back": "purple", "no_rows": GREY, "starting": BLUE, "gone": ORANGE,
+    "released": GREY,
 }  # fmt: skip
 VERDICT_COLORS = {"healthy": GREEN, "undecided": BLUE, **dict.fromkeys(("off_profile", "decayed"), ORANGE)}
 VERDICT_COLORS |= dict.fromkeys(("dead", "absent", "garbage", "collapsed"), RED)
@@ -186,11 +187,12 @@ RUN_ROW = Row(
         ),
         Panel(
             "Engines up",
-            "Replicas whose engine answers, of all that the spec asks for.",
+            "Replicas whose engine answers, of all that are wanted now; pending ones wait for a node.",
             "none",
             (
                 Query("sum by (instance) (regen_replica_up{%replica%})", "up"),
-                Query("count by (instance) (regen_replica_up{%replica%})", "wanted"),
+                Query("regen_replicas_wanted{%run%}", "wanted"),
+                Query("regen_replicas_pending{%run%} > 0", "pending"),
             ),
             kind="stat",
             steps=((None, RED), (1.0, GREEN)),

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from regen.observe.terminal_facts import TerminalFacts
     from regen.records import CoordinatorStatus
     from regen.run.doctor import Report
+    from regen.run.doctor_servers import ServersReport
     from regen.run.doctor_spec import SpecReport
     from regen.run.look import Look
     from regen.run.session import Standing
@@ -162,20 +163,23 @@ def doctor(
 ) -> None:
     """Whether speculation works at a running server, or in a spec's own engine, by raw counts; exit 3 if not.
 
-    With a spec, only --seconds and --json count: the rest is what the spec says.
+    With a spec, only --seconds and --json count: the rest is what the spec says. Of a spec with servers, each is
+    examined, --seconds for each.
     """
     if "://" in subject:
         from regen.run.doctor import DoctorOptions, examine_server
 
         options = DoctorOptions(model, seconds, concurrency, draft, api_key_env, _shares(expected))
-        report: Report | SpecReport = examine_server(subject, options, _say)
+        report: Report | SpecReport | ServersReport = examine_server(subject, options, _say)
     else:
         from regen.observe.json_lines import engine_output_on_stderr
+        from regen.run.doctor_servers import examine_servers
         from regen.run.doctor_spec import examine_spec
         from regen.spec import load_spec
 
         with engine_output_on_stderr(verbosity=0):
-            report = examine_spec(load_spec(Path(subject)), seconds, _say)
+            spec = load_spec(Path(subject))
+            report = (examine_servers if spec.engine.endpoints else examine_spec)(spec, seconds, _say)
     if as_json:
         print(json.dumps(report.to_json(), indent=1))
     else:
@@ -196,6 +200,9 @@ def check(
 ) -> None:
     """Would this spec fit on that cluster, and is everything there on every node; exit 3 if not. Starts no engine."""
     from regen.observe.tables import facts_table, findings_table
+    from regen.run.loopback import keep_on_loopback
+
+    keep_on_loopback(cluster)
     from regen.run import cluster as ray_cluster
     from regen.run.fit import Evidence, demand_of, facts, fit, questions_of
     from regen.spec import load_spec, with_absolute_paths
@@ -694,7 +701,7 @@ def _print_look(seen: Look) -> None:
         console.print(totals_table(seen.planned, seen.totals))
 
 
-def _print_report(report: Report | SpecReport) -> None:
+def _print_report(report: Report | SpecReport | ServersReport) -> None:
     from regen.observe.tables import acceptance_table, facts_table, findings_table
 
     console = _console()

@@ -18,6 +18,7 @@
     |   |-- EngineDied                                                        exit 8
     |   |-- EngineStalled                                                     exit 8
     |   |-- EngineGarbage                                                     exit 8
+    |   |-- NodeLost             no restart is used up: it was nobody's fault  exit 8
     |   `-- ServerUnavailable    a server of somebody else's does not answer   exit 8
     |-- SpeculationFailed    nobody: measured not to work, and the spec says `fail`  exit 11
     `-- RowError             only that row is concerned
@@ -141,8 +142,15 @@ class EngineGarbage(EngineError):
     """Its answers are loops, walls or nothing where those of other replicas, or its own before, are not."""
 
 
+class NodeLost(EngineError):
+    """A machine under the engine is gone: it says nothing of the engine, nor of the rows that it had."""
+
+
 class ServerUnavailable(EngineError):
-    """A server that somebody else runs cannot be reached, or does not answer as such a server does."""
+    """A server that somebody else runs cannot be reached, or does not answer as such a server does.
+
+    Rows that were in work there are not to blame: they go back to the queue and are no suspects.
+    """
 
 
 class SpeculationFailed(RegenError):

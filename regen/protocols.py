@@ -36,7 +36,8 @@ class Engine(Protocol):
         Cancelling the call aborts the request in the engine. The completion holds every sampled id, the closing
         end-of-turn id included.
 
-        Raises RowRefused (never send this again), RowFailed (another attempt may succeed), EngineDied.
+        Raises RowRefused (never send this again), RowFailed (another attempt may succeed), EngineDied, and, for a
+        server that somebody else runs, ServerUnavailable.
         """
         ...
 

@@ -444,6 +444,7 @@ class ReplicaState(StrEnum):
     RUNNING = "running"
     DRAINING = "draining"
     STOPPED = "stopped"
+    RELEASED = "released"  # there is no engine, and none is wanted: nobody's fault
 
 
 # Their engines make tokens.
@@ -457,6 +458,7 @@ class Command(StrEnum):
     WORK = "work"
     DRAIN = "drain"  # finish what runs, take nothing new
     REPLACE = "replace"  # finish what runs, take nothing new, leave when all is committed: another engine comes
+    RELEASE = "release"  # the same as REPLACE, and no other engine comes: there are no rows for one
     DISMISS = "dismiss"  # drop all that is held and fail: what this engine makes is garbage, another one comes
     STOP = "stop"  # drop what runs and leave
 
@@ -590,6 +592,7 @@ class Left(StrEnum):
 
     STOPPED = "stopped"
     REPLACED = "replaced"  # the next engine of this slot is wanted
+    RELEASED = "released"  # nobody wants an engine there now
 
 
 @dataclass(frozen=True, slots=True)
@@ -605,14 +608,27 @@ class Toll:
     """What the end of an engine has meant.
 
     `narrows`: it told suspects apart, or showed which row kills engines; `is_proven`: before, the engine had finished
-    rows enough to be a good one; `suspects` are rows under suspicion now, `condemned` rows that are so no longer, since
-    they were found to kill engines.
+    rows enough to be a good one, `has_worked`: one row or more; `suspects` are rows under suspicion now, `condemned`
+    rows that are so no longer, since they were found to kill engines.
     """
 
     narrows: bool = False
     is_proven: bool = False
     suspects: int = 0
     condemned: int = 0
+    has_worked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the driver has engines, by slot: on a node, waiting for one, and never again in this session.
+
+    `placed` are all that have a process: each may hold rows that a restarted coordinator has forgotten.
+    """
+
+    placed: frozenset[int] = frozenset()
+    pending: frozenset[int] = frozenset()
+    lost: frozenset[int] = frozenset()
 
 
 # --- totals --------------------------------------------------------------------------------------
@@ -704,6 +720,7 @@ class SlotState(StrEnum):
     NO_ROWS = "no_rows"  # free, and nothing is left for it: the tail, a drain
     STARTING = "starting"  # its engine starts or warms up
     GONE = "gone"  # there is no engine
+    RELEASED = "released"  # there is none, and none is wanted: nothing is held
 
 
 class RetryReason(StrEnum):
@@ -799,6 +816,8 @@ class CoordinatorStatus:
     rows while this coordinator looked on. `useful_tokens_per_second` are those of the last minutes, None before there
     are any. `queued` rows are with nobody; `reopened` ones are wanted once more; `tally` is what the journal has of it,
     so that no count falls; `credentials_seconds_left` until the store's keys end, None where that is not known.
+    `open_slots` are those that have an engine, or are to have one: the driver starts what is missing (run/roster.py).
+    `pending_slots` are those of them that no node has room for yet.
     """
 
     incarnation: str
@@ -832,3 +851,5 @@ class CoordinatorStatus:
     last_commit_age_seconds: float = 0.0
     credentials_seconds_left: float | None = None
     published: Totals | None = None
+    open_slots: frozenset[int] = frozenset()
+    pending_slots: frozenset[int] = frozenset()

@@ -43,7 +43,10 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What the server is. `speculation` is None where it discloses nothing of it; lengths in tokens."""
+    """What the server is. `speculation` is None where it discloses nothing of it; lengths in tokens.
+
+    `is_deterministic`: an SGLang server with --enable-deterministic-inference, in which alone seeds have an effect.
+    """
 
     url: str
     kind: ServerKind
@@ -52,6 +55,7 @@ class ServerFacts:
     model_path: str | None = None
     context_tokens: int | None = None
     speculation: Speculation | None = None
+    is_deterministic: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,6 +28,24 @@ def parse_size_bytes(value: object) -> object:
         return int(float(found[1]) * _UNITS[found[2]])
     return value
 
+
+# Each multiplies the devices that one vLLM engine drives; vLLM's names.
+PARALLEL_ARGS = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "prefill_context_parallel_size",
+)
+# They divide one engine among processes that somebody starts one by one; a replica is one process that starts its own.
+_PROCESS_ARGS = (
+    "data_parallel_external_lb",
+    "data_parallel_hybrid_lb",
+    "data_parallel_rank",
+    "data_parallel_size_local",
+    "data_parallel_start_rank",
+    "nnodes",
+    "node_rank",
+)
 
 # What of vLLM's own settings may change between sessions: where and how fast it computes, not what. Anything else is
 # taken to shape answers.
@@ -67,6 +86,9 @@ Method = Literal["ngram", "eagle", "eagle3", "mtp", "draft_model", "dflash", "me
 DRAFTLESS_METHODS = ("ngram", "suffix")
 # What of the speculation section says how it is watched, and not how it drafts.
 SPECULATION_POLICY = ("gate", "guard", "calibrate", "warmup", "calibration")
+
+# What of the engine section is about servers alone.
+SERVER_FIELDS = ("endpoints", "ids", "token_timeout_seconds", "outage_seconds", "request_attempts")
 
 # `store.endpoint` for AWS itself.
 AWS_ENDPOINT = "aws"
@@ -130,7 +152,9 @@ class TargetSpec(_Strict):
     )
     reasoning_parser: str = Field("auto", description="vLLM's name for it, none, or auto: the profile's.")
     tool_parser: str = Field("auto", description="vLLM's name for it, none, or auto: the profile's.")
-    trust_remote_code: bool = Field(False, description="Run the tokenizer's own Python code. Off unless named.")
+    trust_remote_code: bool = Field(
+        False, description="Run Python code that comes with target and draft. Off unless named."
+    )
     template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Given to the chat template, for example {thinking: true}. Recorded per row."
     )
@@ -235,6 +259,25 @@ class _EngineCommon(_Strict):
                 f"token_timeout_seconds ({self.token_timeout_seconds:g}) must be below stall_timeout_seconds"
                 f" ({self.stall_timeout_seconds:g}): the request is sent again before the replica is given up"
             )
+        if self.endpoints and self.outage_seconds >= self.stall_timeout_seconds:
+            raise ValueError(
+                f"outage_seconds ({self.outage_seconds:g}) must be below stall_timeout_seconds"
+                f" ({self.stall_timeout_seconds:g}): a stall makes rows suspects, an outage does not"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_engines_of_its_kind(self) -> _EngineCommon:
+        if isinstance(self.replicas, ReplicaRange) and not self.replicas.max:
+            raise ValueError("replicas: max is 0, and a run with nothing but servers is kind: openai")
+        return self
+
+    @model_validator(mode="after")
+    def _names_each_server_once(self) -> _EngineCommon:
+        urls = [endpoint.url.strip().rstrip("/").removesuffix("/v1").rstrip("/") for endpoint in self.endpoints]
+        for url in urls:
+            if urls.count(url) > 1:
+                raise ValueError(f"endpoints: {url} stands twice: name it once, with as many slots as it can take")
         return self
 
     @property
@@ -243,6 +286,11 @@ class _EngineCommon(_Strict):
         if isinstance(self.replicas, int):
             return ReplicaRange(min=self.replicas, max=self.replicas)
         return AUTO_REPLICAS if self.replicas == "auto" else self.replicas
+
+    @property
+    def is_fixed(self) -> bool:
+        """Every replica is there from the first moment to the last."""
+        return self.own.min == self.own.max
 
     @property
     def fewest_replicas(self) -> int:
@@ -258,16 +306,89 @@ class _EngineCommon(_Strict):
         """The server of a slot; None: an engine of our own is there."""
         return self.endpoints[slot] if slot < len(self.endpoints) else None
 
+    def slots_of(self, slot: int) -> int:
+        """Sequences that the replica of this slot decodes at once."""
+        endpoint = self.endpoint_of(slot)
+        return self.slots if endpoint is None or endpoint.slots is None else endpoint.slots
+
+    @property
+    def most_slots(self) -> int:
+        """Sequences of the whole fleet, at its largest."""
+        return sum(map(self.slots_of, range(self.most_replicas)))
+
 
 class VllmEngineSpec(_EngineCommon):
     """vLLM inside a Ray actor, one per replica."""
 
     kind: Literal["vllm"] = Field("vllm", description="vllm; openai: servers; fake: without a model.")
     gpus_per_replica: float = Field(0, ge=0, description="GPUs that Ray reserves for each replica. 0: the CPU engine.")
-    cpus_per_replica: float = Field(1, ge=0, description="CPUs that Ray reserves for each replica.")
-    args: dict[str, Any] = Field(
-        default_factory=dict, description="Anything else AsyncEngineArgs takes, for example tensor_parallel_size."
+    cpus_per_replica: float = Field(
+        1, ge=0, description="CPUs that Ray reserves for each replica; over several nodes, beside each of its GPUs."
     )
+    args: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Anything else AsyncEngineArgs takes, for example tensor_parallel_size. With"
+        " distributed_executor_backend: ray, an engine may lie over several nodes.",
+    )
+
+    @property
+    def parallel(self) -> dict[str, int]:
+        """The parallel sizes above 1, by vLLM's names."""
+        return {name: size for name in PARALLEL_ARGS if isinstance(size := self.args.get(name), int) and size > 1}
+
+    @property
+    def devices(self) -> int:
+        """How many devices one engine drives."""
+        return math.prod(self.parallel.values())
+
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether one engine may lie over several nodes: only where the spec says so, never guessed from sizes."""
+        return self.args.get("distributed_executor_backend") == "ray"
+
+    @model_validator(mode="after")
+    def _devices_are_reserved(self) -> VllmEngineSpec:
+        gpus = self.gpus_per_replica
+        if gpus > 1 and gpus != int(gpus):
+            raise ValueError(f"gpus_per_replica ({gpus:g}): above 1, Ray reserves whole GPUs only")
+        if gpus and self.devices > max(gpus, 1):
+            sizes = " x ".join(f"{name} {size}" for name, size in self.parallel.items())
+            raise ValueError(
+                f"args ask for {sizes} = {self.devices} devices, and gpus_per_replica is {gpus:g}: the engine gets"
+                f" only the GPUs that are reserved for it. Set gpus_per_replica to {self.devices}, or lower the sizes"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _is_one_process(self) -> VllmEngineSpec:
+        for name in (name for name in _PROCESS_ARGS if name in self.args):
+            raise ValueError(
+                f"args.{name}: it is for processes of one engine that are started one by one, and a replica starts its"
+                " own. Leave it out; for an engine over several nodes set args.distributed_executor_backend to ray"
+            )
+        if self.args.get("data_parallel_backend", "mp") != "mp":
+            raise ValueError(
+                "args.data_parallel_backend: with ray, vLLM would take GPUs beside those that are reserved for the"
+                " replica. Leave it out, or set engine.replicas instead of data_parallel_size"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _can_span_nodes(self) -> VllmEngineSpec:
+        if not self.spans_nodes:
+            return self
+        if self.gpus_per_replica != self.devices:
+            raise ValueError(
+                f"args.distributed_executor_backend is ray, gpus_per_replica is {self.gpus_per_replica:g}, and the"
+                f" parallel sizes ask for {self.devices} devices: over several nodes each device is one reserved GPU."
+                " Make the two equal, or leave the executor out"
+            )
+        if "data_parallel_size" in self.parallel:
+            raise ValueError(
+                "args.data_parallel_size with distributed_executor_backend ray: every rank of vLLM would take the same"
+                " GPUs. Set engine.replicas instead, or leave the executor out to keep the ranks on one node"
+            )
+        return self
 
     @model_validator(mode="after")
     def _no_second_truth(self) -> VllmEngineSpec:

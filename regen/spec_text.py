@@ -12,6 +12,7 @@ from pydantic_core import PydanticUndefined
 
 from regen.spec import (
     CheckpointSpec,
+    EndpointSpec,
     LimitsSpec,
     MetricsSpec,
     PoliciesSpec,
@@ -73,6 +74,8 @@ def _source(given: dict[str, object]) -> str:
 def _field(name: str, info: FieldInfo, given: dict[str, object], indent: str) -> str:
     if isinstance(info.default, BaseModel):
         return _subsection(name, info, info.default, indent)
+    if get_args(info.annotation)[:1] == (EndpointSpec,):
+        return _first_item(name, info, EndpointSpec, {"url": "http://HOST:PORT"}, indent)
     comment = _comment(info)
     if name in given:
         return _with_comment(f"{indent}{name}: {_text(given[name])}", comment)
@@ -82,6 +85,18 @@ def _field(name: str, info: FieldInfo, given: dict[str, object], indent: str) ->
 def _subsection(name: str, info: FieldInfo, default: BaseModel, indent: str) -> str:
     fields = [_field(key, inner, {}, indent + "  ") for key, inner in type(default).model_fields.items()]
     return "\n".join([_with_comment(f"{indent}# {name}:", info.description or ""), *fields])
+
+
+def _first_item(name: str, info: FieldInfo, model: type[BaseModel], given: dict[str, object], indent: str) -> str:
+    """A list, commented out, with one item that shows its keys."""
+    lines = [
+        _with_comment(
+            f"{indent}#   {'- ' if key in given else '  '}{key}: {_text(given.get(key, _default(inner)))}",
+            _comment(inner),
+        )
+        for key, inner in model.model_fields.items()
+    ]
+    return "\n".join([_with_comment(f"{indent}# {name}:", info.description or ""), *lines])
 
 
 def _comment(info: FieldInfo) -> str:

@@ -81,7 +81,7 @@ class SimulatedRun:
         self.calibration = self._calibration()
 
     def _calibration(self) -> Calibration:
-        return Calibration(self.arms, self.replicas, self.spec, self.is_required, tuple(self.journal))
+        return Calibration(self.arms, range(self.replicas), self.spec, self.is_required, tuple(self.journal))
 
     def restart(self, *, with_engines: bool) -> None:
         """The coordinator's memory is gone, or the whole session is; the journal stays."""

@@ -1,42 +1,25 @@
-"""Kimi-K2.5 and an EAGLE-3 head for it without weights: configs and headers of the true shapes over a toy tokenizer.
+"""Kimi-K2.5 and an EAGLE-3 head for it without weights: configs and headers of the true shapes, a byte-level tokenizer.
 
-Files are sparse: 2 GB by their sizes, some hundred kilobytes on disk. Every tensor begins with a few small numbers,
-since one that is all zeros is a fault.
+From what is public: the target's sizes by vLLM's and transformers' classes and by what was published with it, the
+head's by the configs that public trainers of such heads have for it, its layers by the run that this project was made
+for. The weights themselves were not seen.
 """
 
 from __future__ import annotations
 
-import json
-import math
 from pathlib import Path
 from typing import Any
 
-from tests.heads import SIZES, SMALL, Values, long_table, mask, weight
-from tests.toy_target import END_ID, build_toy_target
+from tests.kimi_chat import BOS_ID, EOS_ID, write_json, write_kimi_chat
 
 HIDDEN, LAYERS, VOCABULARY, DRAFT_VOCABULARY = 7168, 61, 163_840, 32_000
-INNER, HEADS, HEAD_SIZE = 18_432, 64, 128
+HEADS, HEAD_SIZE = 64, 128
 AUXILIARY_LAYERS = [2, 30, 58]
-TEMPLATE = """\
-{%- if tools -%}<|im_start|>tools
-{{ tools | tojson }}<|im_end|>
-{% endif -%}
-{%- for message in messages -%}
-{{ '<|im_start|>' + message['role'] + '\\n' }}
-{%- if message['role'] == 'assistant' -%}<think>{{ message.reasoning_content or '' }}</think>{%- endif -%}
-{{ message['content'] or '' }}
-{%- for call in message.tool_calls or [] -%}{{ call.function.name }}{{ call.function.arguments }}{%- endfor -%}
-{{ '<|im_end|>\\n' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-{{ '<|im_start|>assistant\\n' }}{% if thinking is false %}<think></think>{% else %}<think>{% endif %}
-{%- endif -%}
-"""
 TEXT_CONFIG: dict[str, Any] = {
     "architectures": ["DeepseekV3ForCausalLM"],
     "model_type": "kimi_k2",
     "hidden_size": HIDDEN,
-    "intermediate_size": INNER,
+    "intermediate_size": 18_432,
     "num_hidden_layers": LAYERS,
     "num_attention_heads": HEADS,
     "num_key_value_heads": HEADS,
@@ -53,13 +36,14 @@ CONFIG: dict[str, Any] = {
     "architectures": ["KimiK25ForConditionalGeneration"],
     "model_type": "kimi_k25",
     "text_config": TEXT_CONFIG,
-    "eos_token_id": END_ID,
+    "bos_token_id": BOS_ID,
+    "eos_token_id": EOS_ID,
 }
 HEAD_CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLMEagle3"],
     "model_type": "llama",
     "hidden_size": HIDDEN,
-    "intermediate_size": INNER,
+    "intermediate_size": 12_288,
     "num_hidden_layers": 1,
     "num_attention_heads": HEADS,
     "num_key_value_heads": HEADS,
@@ -73,51 +57,7 @@ HEAD_CONFIG: dict[str, Any] = {
 
 
 def build_kimi_target(folder: Path) -> Path:
-    """Kimi-K2.5's config and a template with its switch and its tools; ids are the toy target's."""
-    build_toy_target(folder)
-    (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
-    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    """Kimi-K2.5's config, its control tokens and a template in its manner; ids are those of tests/kimi_chat.py."""
+    write_kimi_chat(folder)
+    write_json(folder / "config.json", CONFIG)
     return folder
-
-
-def head_tensors() -> dict[str, Values]:
-    """A Llama layer over the fused states, two widths of them going in."""
-    inner = HEADS * HEAD_SIZE
-    return {
-        "d2t": long_table([4 * number for number in range(DRAFT_VOCABULARY)]),
-        "t2d": mask({5 * number for number in range(DRAFT_VOCABULARY)}, VOCABULARY),
-        "fc.weight": weight(HIDDEN, len(AUXILIARY_LAYERS) * HIDDEN),
-        **{f"midlayer.self_attn.{name}_proj.weight": weight(inner, 2 * HIDDEN) for name in "qkv"},
-        "midlayer.self_attn.o_proj.weight": weight(HIDDEN, inner),
-        "midlayer.mlp.gate_proj.weight": weight(INNER, HIDDEN),
-        "midlayer.mlp.up_proj.weight": weight(INNER, HIDDEN),
-        "midlayer.mlp.down_proj.weight": weight(HIDDEN, INNER),
-        "midlayer.hidden_norm.weight": weight(HIDDEN),
-        "midlayer.input_layernorm.weight": weight(HIDDEN),
-        "midlayer.post_attention_layernorm.weight": weight(HIDDEN),
-        "norm.weight": weight(HIDDEN),
-        "lm_head.weight": weight(DRAFT_VOCABULARY, HIDDEN),
-    }
-
-
-def write_kimi_head(folder: Path, tensors: dict[str, Values] | None = None, **config: Any) -> Path:
-    """`config` over the head's own; a key that is None is left out."""
-    folder.mkdir(parents=True)
-    said = {key: value for key, value in {**HEAD_CONFIG, **config}.items() if value is not None}
-    (folder / "config.json").write_text(json.dumps(said), encoding="utf-8")
-    _write_sparse(folder / "model.safetensors", head_tensors() if tensors is None else tensors)
-    return folder
-
-
-def _write_sparse(path: Path, tensors: dict[str, Values]) -> None:
-    entries, end = dict[str, Any](), 0
-    for name, values in tensors.items():
-        start, end = end, end + math.prod(values.shape) * SIZES[values.dtype]
-        entries[name] = {"dtype": values.dtype, "shape": list(values.shape), "data_offsets": [start, end]}
-    header = json.dumps(entries).encode()
-    with path.open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        for name, values in tensors.items():
-            file.seek(8 + len(header) + entries[name]["data_offsets"][0])
-            file.write(SMALL[values.dtype] * 4 if values.data is None else values.data)
-        file.truncate(8 + len(header) + end)

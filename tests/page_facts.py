@@ -163,6 +163,7 @@ def _replica(slot: int, chance: random.Random, hostile: str) -> ReplicaFacts:
     return ReplicaFacts(
         slot, "running", 250, 256, 30, 1_600.0, 0.83, 0.012, 20_000, 14_000_000, _acceptance(chance, 5_000_000),
         _acceptance(chance, 800_000), f"configured{hostile}", f"healthy{hostile}", 3, 2, 1, 57, seconds,
+        f"vllm 0.32.0 (server){hostile}",
     )  # fmt: skip
 
 

@@ -37,7 +37,7 @@ def build_random_head(model: Path, folder: Path, **config: Any) -> Path:
         "midlayer.self_attn.v_proj.weight": (keys, 2 * hidden),
         "norm.weight": (hidden,),
     }
-    tensors = {name: _random(shape, draw) for name, shape in shapes.items()}
+    tensors = {name: random_values(shape, draw) for name, shape in shapes.items()}
     tensors["d2t"] = long_table([token - number for number, token in enumerate(reached)])
     tensors["t2d"] = mask(set(reached), target["vocab_size"])
     folder.mkdir(parents=True)
@@ -56,7 +56,7 @@ def build_random_head(model: Path, folder: Path, **config: Any) -> Path:
     return folder
 
 
-def _random(shape: tuple[int, ...], draw: random.Random) -> Values:
+def random_values(shape: tuple[int, ...], draw: random.Random) -> Values:
     count = 1
     for length in shape:
         count *= length

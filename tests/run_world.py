@@ -30,6 +30,7 @@ from regen import length_buckets
 from regen.errors import Fenced, RowFailed, RunHeld, StoreError, StoreUnavailable
 from regen.ordinals import OrdinalSet
 from regen.records import (
+    Command,
     EngineCounters,
     EngineInfo,
     ExchangeReply,
@@ -37,6 +38,7 @@ from regen.records import (
     Lease,
     OutputRow,
     Phase,
+    Places,
     ReplicaState,
     Status,
     Totals,
@@ -209,8 +211,10 @@ class Process:
         return self.coordinator._phase in (Phase.FINISHED, Phase.DRAINED, Phase.FAILED)
 
     def is_writing(self) -> bool:
-        """The oldest call on its way is the publication of a file."""
-        return bool(self.calls) and "Publisher._commit" in getattr(self.calls[0][1], "__qualname__", "")
+        """The oldest call on its way is the publication of a file, not what is read for it before."""
+        call = self.calls[0][1] if self.calls else None
+        is_of_commit = "Publisher._commit" in getattr(call, "__qualname__", "")
+        return is_of_commit and "prepare" not in getattr(call, "__code__").co_names  # noqa: B009
 
     async def in_thread(self, call: Callable[[], Any]) -> Any:
         if not self.is_frozen and not self.is_held:
@@ -219,9 +223,9 @@ class Process:
         self.calls.append((future, call))
         return await future
 
-    async def told_of_death(self, worker: WorkerId) -> None:
+    async def told_of_death(self, worker: WorkerId, is_released: bool = False) -> None:
         await self.thawed()
-        await self.coordinator.worker_gone(worker)
+        await self.coordinator.worker_gone(worker, is_released=is_released)
         if self.coordinator._run is not None:
             self.gone.add(worker)
             self.world.check_accounts(self)
@@ -334,8 +338,9 @@ class Replica(Worker):
         with suppress(Lost):
             if not await self._exchange_once():
                 self.session.stopped(self)
-            elif self._is_replaced and self._holds_nothing() and self not in self.session.zombies:
-                self.session.lose_worker(self.id.slot, is_zombie=False)
+            elif self._leaving is not None and self._holds_nothing() and self not in self.session.zombies:
+                self.world.seen["released"] += 1
+                self.session.lose_worker(self.id.slot, is_zombie=False, is_released=True)
 
     async def _ask(self, request: ExchangeRequest) -> ExchangeReply:
         how = self.how
@@ -496,17 +501,22 @@ class Session:
         """What it holds, or is being handed, may be made once more."""
         self.explain(*(worker.holds() | self.process.granted.get(worker.id, set())))
 
-    def lose_worker(self, slot: int, is_zombie: bool) -> None:
+    def release(self, slot: int) -> None:
+        """Nobody wants an engine there any more, until the next one is there."""
+        self.process.coordinator._duty._roster._releasing.add(slot)
+
+    def lose_worker(self, slot: int, is_zombie: bool, is_released: bool = False) -> None:
         """The driver sees it end, tells the coordinator and starts the next; a zombie does not know."""
         worker = self.workers.pop(slot)
-        self.lost(worker)
+        if not is_released:  # that one has left nothing behind
+            self.lost(worker)
         if is_zombie:
             self.zombies.append(worker)
         else:
             worker.vanish()
         if not self.is_over:
             process = self.process
-            process.spawn(process.told_of_death(worker.id))
+            process.spawn(process.told_of_death(worker.id, is_released))
             self.start_worker(slot)
 
     def stopped(self, worker: Replica) -> None:
@@ -526,6 +536,7 @@ class Session:
         self.process.kill()
         self.process = Process(self.world, self)
         self.process.is_held = is_held
+        self._pass_on_places()
         self._pass_on_drain()
 
     def drain(self, seconds: float) -> None:
@@ -536,6 +547,10 @@ class Session:
         if self.drain_until is not None:
             process, seconds = self.process, max(0.0, self.drain_until - self.world.loop.time())
             process.spawn(_when_thawed(process, lambda: process.coordinator.drain(seconds)))
+
+    def _pass_on_places(self) -> None:
+        process, places = self.process, Places(placed=frozenset(self.workers))
+        process.spawn(_when_thawed(process, lambda: process.coordinator.places(places)))
 
     def ids(self) -> set[WorkerId]:
         return {worker.id for worker in self.workers.values()}
@@ -919,6 +934,8 @@ class World:
         )
 
     def check_reply(self, request: ExchangeRequest, reply: ExchangeReply) -> None:
+        is_leaving = reply.command is Command.RELEASE
+        self.require(not (is_leaving and reply.leases), f"{request.worker} is to leave and gets rows")
         for ordinal in reply.settled:
             is_running = ordinal in request.running  # then somebody else has finished it
             self.require(is_running or ordinal in self.winners, f"row {ordinal} is settled and not committed")

@@ -72,7 +72,7 @@ def _write_tokenizer(path: Path) -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = {ENDOFTEXT: ENDOFTEXT_ID, END: END_ID, START: START_ID}
-    vocabulary.update({char: byte if byte > 2 else 256 + byte for byte, char in _byte_characters().items()})
+    vocabulary.update({char: byte if byte > 2 else 256 + byte for byte, char in byte_characters().items()})
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -80,7 +80,7 @@ def _write_tokenizer(path: Path) -> None:
     tokenizer.save(str(path))
 
 
-def _byte_characters() -> dict[int, str]:
+def byte_characters() -> dict[int, str]:
     """The character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]

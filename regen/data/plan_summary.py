@@ -13,6 +13,7 @@ from regen.records import PlanStage
 
 PLAN_KEY = "plan.json"
 VERSION = 2
+_PART_KEY = re.compile(r"^plan/[\w-]+/[\w-]+\.parquet$", re.ASCII)
 _EXTENSION_KEY = re.compile(r"^plan-(\d{4})\.json$", re.ASCII)
 EXTENSIONS = "plan-"
 
@@ -119,6 +120,8 @@ class PlanSummary:
         if values["version"] != VERSION:
             raise ValueError(f"plan.json has version {values['version']}, this regen reads {VERSION}")
         parts = tuple(PlanPart(**part) for part in values.pop("parts"))
+        if strange := [part.key for part in parts if not _PART_KEY.match(part.key)]:
+            raise ValueError(f"{strange[0]!r} is no name of a part")
         sources = tuple(_source(source) for source in values.pop("sources"))
         before = tuple(PlanStage(**stage) for stage in values.pop("before", ()))
         specs = tuple(values.pop("source_specs", ()))

@@ -130,7 +130,7 @@ def _from_hub(spec: TargetSpec) -> tuple[Path, str | None]:
 
 def _not_found(spec: TargetSpec, error: Exception, is_offline: bool) -> str:
     what = f"{spec.model}" + (f" at revision {spec.revision!r}" if spec.revision else "")
-    first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    first_line = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
     if is_offline:
         where, advice = "in the local cache (HF_HUB_OFFLINE is set)", "download it first, or name a local folder"
     else:

@@ -215,7 +215,8 @@ def load_template(
 ) -> TokenizerTemplate:
     """Load tokenizer and template from a local folder; no weights, no network. The last two: `TokenizerTemplate`.
 
-    Raises SpecError: the tokenizer cannot be loaded, there is no chat template, or a template kwarg is regen's own.
+    Raises SpecError: the tokenizer cannot be loaded, there is no chat template, it is no template or wants what the
+    sandbox that it runs in forbids, or a template kwarg is regen's own.
     """
     if taken := sorted(_OWN_ARGUMENTS & template_kwargs.keys()):
         raise SpecError(f"target.template_kwargs.{taken[0]}: regen sets this itself; take it out")
@@ -229,6 +230,7 @@ def load_template(
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
     tokenizer.model_max_length = _NO_LENGTH_WARNING
+    _require_harmless(tokenizer, folder, template_kwargs)
     return TokenizerTemplate(tokenizer, template_kwargs, control_as_text, calls_as_given)
 
 
@@ -243,6 +245,22 @@ def _load_tokenizer(folder: Path, trust_remote_code: bool) -> Any:
             " A target needs its tokenizer files beside config.json"
             " (and target.trust_remote_code where the tokenizer brings its own Python code)."
         ) from error
+
+
+def _require_harmless(tokenizer: Any, folder: Path, template_kwargs: Mapping[str, object]) -> None:
+    """Templates come with models and run in jinja2's sandbox, by transformers. One that leaves it, or is none, is said
+    at once instead of once a row. What else it raises, of a conversation as short as this, is no fault yet."""
+    from jinja2.exceptions import SecurityError, TemplateSyntaxError
+
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": "?"}], tokenize=False, **template_kwargs)
+    except (SecurityError, TemplateSyntaxError, OverflowError) as error:  # the last: the sandbox bounds `range`
+        raise SpecError(
+            f"target.model: the chat template of {folder} cannot be used: {_detail(error)}."
+            " It runs in a sandbox, without access to Python: take another copy of the model, or mend the template."
+        ) from error
+    except Exception:
+        return
 
 
 def _check_content(messages: tuple[Mapping[str, object], ...]) -> None:

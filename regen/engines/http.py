@@ -79,10 +79,11 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A whole answer."""
+    """A whole answer. `retry_after` is the header as it was sent."""
 
     status: int
     body: bytes
+    retry_after: str | None = None
 
     @property
     def is_ok(self) -> bool:
@@ -119,7 +120,7 @@ class OpenReply:
 
     async def whole(self) -> Reply:
         """The rest of it. Raises ServerUnavailable if it is too large."""
-        return Reply(self.status, await _bounded(self.response, self.where))
+        return Reply(self.status, await _bounded(self.response, self.where), self.retry_after)
 
 
 class Connection:
@@ -192,7 +193,7 @@ class Connection:
                 method, self.url + path, json=body, timeout=timeout, allow_redirects=False
             ) as response:
                 content = await _bounded(response, where)
-                status = response.status
+                status, retry_after = response.status, response.headers.get("Retry-After")
         except TimeoutError as error:
             raise ServerUnavailable(f"{where}: no whole answer within {seconds:.0f} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -200,7 +201,7 @@ class Connection:
             raise ServerUnavailable(f"{where}: {reason}. Is the server running, and is this its address?") from error
         if 300 <= status < 400:
             raise ServerUnavailable(f"{where}: redirects elsewhere (status {status}): give the server's own address")
-        return Reply(status, content)
+        return Reply(status, content, retry_after)
 
 
 async def _bounded(response: aiohttp.ClientResponse, where: str) -> bytes:

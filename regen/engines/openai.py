@@ -15,7 +15,7 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from regen.engines.event_lines import EventLines
@@ -23,7 +23,8 @@ from regen.engines.http import Connection, OpenReply, Reply, server_url
 from regen.engines.openai_answers import AnswerStream, StreamedAnswer, answer_stream, scores
 from regen.engines.openai_bodies import GENERATE_PATH, generation_body, not_taken, score_body
 from regen.engines.openai_facts import disagreements, draft_of, losses, speculates
-from regen.engines.served import ServedModel, recognise
+from regen.engines.openai_tokenizer import KnownText, shows_the_targets_tokenizer
+from regen.engines.served import ServedModel, is_healthy, recognise
 from regen.engines.served_failures import Blame, Failure, RequestFailed, SignsOfLife, of_status, wait_seconds
 from regen.engines.served_sglang import streams_new_ids_only
 from regen.engines.served_totals import ServerTotals
@@ -39,11 +40,14 @@ from regen.records import (
     Stage,
     TokenScore,
 )
-from regen.served import ServerFacts, ServerKind
+from regen.served import Asked, ServerFacts, ServerKind
 from regen.spec import EndpointSpec, EngineSpec, SpeculationSpec
 
 START_RETRY_SECONDS = 2.0
+# How long a server may take to show, after a failure, that it answers at all.
+PROBE_SECONDS = 15.0
 _CONNECTIONS_TO_SPARE = 4
+_MOST_SHOWN = 4096
 
 # Text to the ids that give it back exactly, or None.
 Retokenise = Callable[[str], tuple[int, ...] | None]
@@ -61,14 +65,19 @@ class OpenaiEngine:
         speculation: SpeculationSpec | None,
         retokenise: Retokenise | None = None,
         say: Callable[[str], None] = lambda line: None,
+        approve: Callable[[ServerFacts], None] = lambda facts: None,
+        known_texts: Callable[[], Sequence[KnownText]] = lambda: (),
     ) -> None:
         """`sampling` is what most rows are sampled with: refused at the start, where the server would drop of it.
 
         `retokenise` is only for `ids: retokenised`. `say` gets the one statement of what is lost with this server.
+        `approve` judges what the server tells of itself and raises UserError; `known_texts` are compared with what its
+        tokenizer makes of them. Both are called in a thread.
         """
         self._spec, self._endpoint, self._target = spec, endpoint, target
         self._sampling, self._speculation, self._retokenise = sampling, speculation, retokenise
-        self._say = say
+        self._tell, self._told = say, set[str]()
+        self._approve, self._known_texts = approve, known_texts
         self._slots = endpoint.slots or spec.slots
         self._connection: Connection | None = None
         self._served: ServedModel | None = None
@@ -76,6 +85,13 @@ class OpenaiEngine:
         self._is_incremental = False
         self._life = SignsOfLife(spec.outage_seconds)
         self._draw = random.Random()
+        self._shown: list[Asked] | None = None if speculation is None else []
+        self._places = asyncio.Semaphore(self._slots)
+        self._looking: asyncio.Task[bool] | None = None
+        self._probing: asyncio.Task[bool] | None = None
+        self._comparing: asyncio.Task[None] | None = None
+        # How often a connection was lost, and up to which of these the server was found to be the same since.
+        self._losses = self._losses_seen = 0
 
     async def start(self) -> EngineInfo:
         """Waits for a server that does not answer yet. Raises SpecError where waiting does not help."""
@@ -83,30 +99,33 @@ class OpenaiEngine:
             connections = self._slots + _CONNECTIONS_TO_SPARE
             self._connection = Connection(server_url(self._endpoint.url), self._key(), connections)
             await self._connection.__aenter__()
-        said = ""
         while True:
             try:
                 return await self._start(self._connection)
             except ServerUnavailable as error:
-                unavailable = str(error)
-            if unavailable != said:
-                self._say(f"waiting for {self._connection.url}: {unavailable}")
-            said = unavailable
+                self._say(f"waiting for {self._connection.url}: {error}")
             await asyncio.sleep(START_RETRY_SECONDS)
+
+    def _say(self, line: str) -> None:
+        """Once, however often a start is tried."""
+        if line not in self._told:
+            self._told.add(line)
+            self._tell(line)
 
     async def generate(self, request: GenerationRequest, on_tokens: Callable[[int], None]) -> Completion:
         if dropped := self._not_taken(request.sampling):
             raise RowRefused(Stage.GENERATE, "sampling_not_taken", dropped)
-        asked_at, tries = time.monotonic(), 0
+        asked_at, tries, waits = time.monotonic(), 0, 0
         while True:
             try:
                 answer, began_at, first_at = await self._answer(request, on_tokens)
                 return self._completion(request, answer, (asked_at, began_at, first_at, time.monotonic()))
             except RequestFailed as error:
                 failure = error.failure
-            tries += 1
+            tries += await self._cost(failure, tries)
             self._raise_if_final(failure, tries)
-            await asyncio.sleep(wait_seconds(tries, failure, self._draw.random()))
+            waits += 1
+            await asyncio.sleep(wait_seconds(waits, failure, self._draw.random()))
 
     async def score(self, prompt_token_ids: tuple[int, ...], token_ids: tuple[int, ...]) -> tuple[TokenScore, ...]:
         connection, facts = self._ready()
@@ -114,25 +133,35 @@ class OpenaiEngine:
             raise RowFailed("scores_not_given", f"{connection.url} is of a kind that cannot rate tokens")
         body = score_body(facts.kind, facts.model, [*prompt_token_ids, *token_ids])
         path = GENERATE_PATH[facts.kind]
-        tries = 0
+        tries = waits = 0
         while True:
             try:
                 reply = await connection.post(path, body, self._spec.token_timeout_seconds)
-                self._require_ok(reply.status, reply, None)
+                self._require_ok(reply.status, reply, reply.retry_after)
                 return scores(facts.kind, reply.fields(), token_ids)
             except ServerUnavailable as error:
                 failure = Failure(Blame.MOMENT, "server_unavailable", str(error))
             except RequestFailed as error:
                 failure = error.failure
-            tries += 1
+            tries += await self._cost(failure, tries)
             self._raise_if_final(failure, tries)
-            await asyncio.sleep(wait_seconds(tries, failure, self._draw.random()))
+            waits += 1
+            await asyncio.sleep(wait_seconds(waits, failure, self._draw.random()))
+
+    def shown_so_far(self) -> tuple[ServerFacts, tuple[Asked, ...]]:
+        """With speculation: the server, and what its answers until now were counted at. No more are kept after this."""
+        shown, self._shown = self._shown or [], None
+        return self._ready()[1], tuple(shown)
 
     def counters(self) -> EngineCounters:
         return self._totals.engine_counters()
 
     async def close(self) -> None:
         await self._totals.close()
+        asked = [task for task in (self._looking, self._probing, self._comparing) if task is not None]
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.__aexit__(None, None, None)
@@ -157,18 +186,22 @@ class OpenaiEngine:
                 f"{connection.url} answers as a server of kind {served.facts.kind.value}, and this endpoint's server is"
                 f" {self._endpoint.server!r}"
             )
+        await asyncio.to_thread(self._approve, served.facts)
         self._require_agreement(connection)
+        known = await asyncio.to_thread(self._known_texts)
+        shows_tokenizer = await shows_the_targets_tokenizer(connection, served.facts.model, known)
         self._is_incremental = served.facts.kind is ServerKind.SGLANG and await streams_new_ids_only(connection)
         await self._totals.begin(connection, served)
         if dropped := self._not_taken(self._sampling):
             raise SpecError(f"{connection.url} would not sample as the spec asks: {dropped}")
         gives_ids = await self._try_one(connection)
+        self._say_losses(connection, gives_ids, shows_tokenizer or not known)
         await self._totals.begin(connection, served)
         self._life.seen()
         self._totals.watch(connection, served)
         facts, how = served.facts, "server" if gives_ids else "server, ids from its text"
         return EngineInfo(
-            engine=f"{facts.kind.value} {facts.version or 'of unknown version'} ({how})",
+            engine=f"{facts.kind.value} {facts.version or 'of unknown version'} at {_place(connection.url)} ({how})",
             draft=draft_of(facts, self._speculation),
             max_model_len=min(self._spec.max_model_len, facts.context_tokens or self._spec.max_model_len),
             slots=self._slots,
@@ -181,14 +214,14 @@ class OpenaiEngine:
             raise SpecError("\n".join(f"engine.endpoints: {connection.url}: {text}" for text in found))
 
     async def _try_one(self, connection: Connection) -> bool:
-        """One small answer: whether ids come back, and with them counters. Says what is lost."""
-        request = GenerationRequest("regen-start", (1,), replace(self._sampling, stop=()), 4, None)
+        """One small answer: whether ids come back, and with them counters."""
         try:
-            answer, _, _ = await self._streamed(request, _Progress(lambda count: None, lambda: None, request.cap))
+            answer = await self._small_answer()
         except RequestFailed as error:
+            detail = connection.shown(error.failure.detail)
             if error.failure.blame in (Blame.MOMENT, Blame.OVERLOAD):
-                raise ServerUnavailable(f"{connection.url}: {error.failure.detail}") from error
-            raise SpecError(f"{connection.url} refuses a first request: {error.failure.detail}") from error
+                raise ServerUnavailable(f"{connection.url}: {detail}") from None  # its cause has the server's own words
+            raise SpecError(f"{connection.url} refuses a first request: {detail}") from None
         if answer.token_ids is None and self._retokenise is None:
             raise SpecError(
                 f"{connection.url} gives the text of an answer and not its ids. A text has many, and which were sampled"
@@ -196,18 +229,27 @@ class OpenaiEngine:
             )
         if answer.acceptance is not None:
             self._totals.own.add(Acceptance())
+        return answer.token_ids is not None
+
+    async def _small_answer(self) -> StreamedAnswer:
+        request = GenerationRequest("regen-start", (1,), replace(self._sampling, stop=()), 4, None)
+        answer, _, _ = await self._streamed(request, _Progress(lambda count: None, lambda: None, request.cap))
+        return answer
+
+    def _say_losses(self, connection: Connection, gives_ids: bool, shows_tokenizer: bool) -> None:
         _, facts = self._ready()
         wants_counters = self._speculation is not None or speculates(facts, False)
-        for text in losses(
-            facts, answer.token_ids is not None, not wants_counters or self._totals.acceptance is not None
-        ):
+        gives_counters = not wants_counters or self._totals.acceptance is not None
+        for text in losses(facts, gives_ids, gives_counters, shows_tokenizer, self._sampling.temperature > 0):
             self._say(f"{connection.url}: {text}")
-        return answer.token_ids is not None
 
     async def _answer(
         self, request: GenerationRequest, on_tokens: Callable[[int], None]
     ) -> tuple[StreamedAnswer, float, float]:
-        """(answer, when it was sent, when its first token came). Counted as waiting until then, as running after."""
+        """(answer, when it was sent, when its first token came). Counted as waiting until then, as running after.
+
+        A row that finds `slots` requests at the server waits here: its next prompt is sent as soon as one has ended.
+        """
         own = self._totals.own
 
         def count(new: int) -> None:
@@ -223,7 +265,9 @@ class OpenaiEngine:
         progress = _Progress(count, began, request.cap)
         own.waiting += 1
         try:
-            return await self._streamed(request, progress)
+            async with self._places:
+                await self._require_same()
+                return await self._streamed(request, progress)
         finally:
             own.waiting -= 0 if progress.has_begun else 1
             own.running -= 1 if progress.has_begun else 0
@@ -244,7 +288,8 @@ class OpenaiEngine:
             seconds = self._spec.token_timeout_seconds
             raise RequestFailed(Failure(Blame.MOMENT, "no_token", f"no new token for {seconds:g} s")) from error
         except ServerUnavailable as error:
-            raise RequestFailed(Failure(Blame.MOMENT, "server_unavailable", str(error))) from error
+            self._losses += 1
+            raise _unavailable(error) from error
 
     async def _read(self, reply: OpenReply, stream: AnswerStream, progress: _Progress, limit: asyncio.Timeout) -> None:
         """To the end of the stream. Only new tokens put the time limit off: a gateway's comments do not."""
@@ -272,6 +317,8 @@ class OpenaiEngine:
                 f"after {len(token_ids)} tokens, and {request.cap} were allowed: it has its own cap",
             )
         self._totals.own.add(answer.acceptance)
+        if self._shown is not None and len(self._shown) < _MOST_SHOWN:
+            self._shown.append(_asked(request, answer, len(token_ids)))
         return Completion(
             token_ids=token_ids,
             finish_reason=answer.finish_reason,
@@ -304,6 +351,65 @@ class OpenaiEngine:
         said = connection.shown(message if isinstance(message, str) else reply.text())
         raise RequestFailed(of_status(status, said, retry_after, time.time()))
 
+    async def _cost(self, failure: Failure, tries: int) -> int:
+        """How many tries of its request a failure is, after so many: none where the server is busy, or answers nobody.
+
+        The last one is the row's only if the server shows that it answers: else it would take row after row, and fail
+        each, for as long as others have rows to give.
+        """
+        if failure.blame is not Blame.MOMENT or not await self._is_there():
+            return 0
+        return int(tries + 1 < self._spec.request_attempts or await self._answers())
+
+    async def _is_there(self) -> bool:
+        """Asked once for all requests that fail together."""
+        if self._looking is None or self._looking.done():
+            connection, facts = self._ready()
+            self._looking = asyncio.ensure_future(is_healthy(connection, facts.kind))
+        return await asyncio.shield(self._looking)
+
+    async def _answers(self) -> bool:
+        """So is this: a few tokens."""
+        if self._probing is None or self._probing.done():
+            self._probing = asyncio.ensure_future(self._probe())
+        return await asyncio.shield(self._probing)
+
+    async def _probe(self) -> bool:
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                await self._small_answer()
+        except (TimeoutError, RequestFailed):
+            return False
+        self._life.seen()
+        return True
+
+    async def _require_same(self) -> None:
+        """After a lost connection: a server that was started anew may serve another model, and not say so in an answer.
+
+        Raises RequestFailed while it is away, ServerUnavailable where it is another: the next start judges that one.
+        """
+        if self._losses_seen == self._losses:
+            return
+        if self._comparing is None or self._comparing.done():
+            self._comparing = asyncio.ensure_future(self._compare(self._losses))
+        await asyncio.shield(self._comparing)
+
+    async def _compare(self, losses: int) -> None:
+        connection, facts = self._ready()
+        try:
+            now = (await recognise(connection, self._endpoint.model)).facts
+        except ServerUnavailable as error:
+            raise _unavailable(error) from error
+        except SpecError as error:
+            raise ServerUnavailable(f"{connection.url} is not what it was: {error}") from error
+        for name in ("kind", "model", "model_path", "version", "context_tokens", "speculation"):
+            if getattr(now, name) != getattr(facts, name):
+                raise ServerUnavailable(
+                    f"{connection.url} was started anew with another {name}: {getattr(now, name)}, and it was"
+                    f" {getattr(facts, name)}"
+                )
+        self._losses_seen = losses
+
     def _raise_if_final(self, failure: Failure, tries: int) -> None:
         """Raises what the protocol knows; returns where the request is to be sent again."""
         connection, _ = self._ready()
@@ -311,10 +417,10 @@ class OpenaiEngine:
         if failure.blame is Blame.ROW:
             raise RowRefused(Stage.GENERATE, failure.reason, detail)
         if failure.blame is Blame.CONFIGURATION:
-            raise EngineDied(f"{connection.url} takes no requests any more: {detail}")
+            raise ServerUnavailable(f"{connection.url} takes no requests any more: {detail}")
         if self._life.is_gone_at(time.monotonic()):
             seconds = self._spec.outage_seconds
-            raise EngineDied(
+            raise ServerUnavailable(
                 f"{connection.url} has answered nothing for engine.outage_seconds ({seconds:g} s): {detail}"
             )
         if failure.blame is Blame.MOMENT and tries >= self._spec.request_attempts:
@@ -329,6 +435,15 @@ class OpenaiEngine:
         if self._connection is None or self._served is None:
             raise EngineDied("the server's connection is closed")
         return self._connection, self._served.facts
+
+
+def _asked(request: GenerationRequest, answer: StreamedAnswer, tokens: int) -> Asked:
+    return Asked(request.sampling.temperature, tokens, answer.acceptance, answer.rank, answer.said_accept_length)
+
+
+def _place(url: str) -> str:
+    """`HOST:PORT[/PREFIX]`: a row says which server has answered it."""
+    return url.partition("://")[2]
 
 
 class _Progress:
@@ -350,3 +465,7 @@ class _Progress:
         self._left -= new
         if self._left < 0:
             raise RequestFailed(Failure(Blame.MOMENT, "broken_answer", "more tokens than the request allows"))
+
+
+def _unavailable(error: ServerUnavailable) -> RequestFailed:
+    return RequestFailed(Failure(Blame.MOMENT, "server_unavailable", str(error)))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from regen.engines.event_lines import DONE
+from regen.engines.http import finite
 from regen.engines.raw_counts import whole
 from regen.engines.served_failures import Blame, Failure, RequestFailed, of_status
 from regen.engines.served_sglang import of_meta_info
@@ -25,7 +26,10 @@ _MOST_IDS = 2**22
 
 @dataclass(frozen=True, slots=True)
 class StreamedAnswer:
-    """A whole answer. `token_ids` is None where the server gives text only; `counted_tokens` is its own count."""
+    """A whole answer. `token_ids` is None where the server gives text only; `counted_tokens` is its own count.
+
+    `rank` has made it, where there are several; `said_accept_length` is the server's own figure, never used.
+    """
 
     token_ids: tuple[int, ...] | None
     text: str
@@ -33,6 +37,8 @@ class StreamedAnswer:
     stop_reason: str | None
     counted_tokens: int | None
     acceptance: Acceptance | None
+    rank: str | None = None
+    said_accept_length: float | None = None
 
 
 class AnswerStream(Protocol):
@@ -150,6 +156,8 @@ class SglangStream:
             stop_reason=matched if isinstance(matched, str) else None,
             counted_tokens=counted,
             acceptance=of_meta_info(self._meta),
+            rank=None if (rank := whole(self._meta.get("dp_rank"))) is None else str(rank),
+            said_accept_length=finite(self._meta.get("spec_accept_length")),
         )
 
 

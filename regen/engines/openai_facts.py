@@ -7,6 +7,10 @@ from regen.spec import EndpointSpec, SpeculationSpec
 
 # SGLang's words for methods, as the spec has them; it runs a target's own MTP layers as EAGLE. Others use vLLM's.
 _METHODS = {"EAGLE": ("eagle", "mtp"), "NEXTN": ("mtp",), "STANDALONE": ("draft_model",)}
+_SEEDS = {
+    None: "seeds have an effect only where it runs with --enable-deterministic-inference, and it does not say",
+    False: "it runs without --enable-deterministic-inference: seeds have no effect, a row made again differs",
+}
 
 
 def disagreements(
@@ -21,8 +25,10 @@ def disagreements(
     return tuple(text for text in (*found, _speculation(facts, speculation)) if text is not None)
 
 
-def losses(facts: ServerFacts, gives_ids: bool, gives_counters: bool) -> tuple[str, ...]:
-    """What this server does not give, one sentence each; empty: nothing is lost."""
+def losses(
+    facts: ServerFacts, gives_ids: bool, gives_counters: bool, shows_tokenizer: bool, is_sampled: bool
+) -> tuple[str, ...]:
+    """What this server does not give, one sentence each; empty: nothing is lost. `is_sampled`: not greedy."""
     found = []
     if not gives_ids:
         found.append(
@@ -30,9 +36,14 @@ def losses(facts: ServerFacts, gives_ids: bool, gives_counters: bool) -> tuple[s
             " other answers fail; the id that closed an answer is taken to be the target's first end-of-turn id"
         )
     if facts.kind is ServerKind.OTHER:
-        found.append("it cannot rate tokens, and which ids end an answer is its own affair")
-    if facts.kind is ServerKind.SGLANG:
-        found.append("seeds have an effect only where it runs with --enable-deterministic-inference")
+        found.append(
+            "it cannot rate tokens, so that no canary looks whether speculation changes answers; and which ids end an"
+            " answer is its own affair"
+        )
+    if not shows_tokenizer:
+        found.append("it does not show its tokenizer (/tokenize): that it is the target's is taken on trust")
+    if facts.kind is ServerKind.SGLANG and is_sampled and not facts.is_deterministic:
+        found.append(_SEEDS[facts.is_deterministic])
     if facts.context_tokens is None:
         found.append("its longest context is not disclosed: engine.max_model_len is taken on trust")
     if not gives_counters:

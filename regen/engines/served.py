@@ -16,6 +16,8 @@ from regen.errors import ServerUnavailable, SpecError
 from regen.served import Asked, Counters, Probe, Route, ServerFacts, ServerKind
 
 READ_SECONDS = 15.0
+HEALTH_SECONDS = 5.0
+_HIDDEN = (401, 403, 404, 405)
 _AUTHENTICATION = (401, 403)
 # The query is for vLLM, whose default is one line of text.
 _INFO_PATHS = ("/server_info?config_format=json", "/get_server_info")
@@ -76,6 +78,20 @@ async def recognise(connection: Connection, model: str | None) -> ServedModel:
     if kind is ServerKind.SGLANG:
         return await SglangServer.open(connection, facts, info_path, info)
     return VllmServer.open(connection, facts, info)
+
+
+async def is_healthy(connection: Connection, kind: ServerKind) -> bool:
+    """Whether it is there and says that it works, apart from any request for tokens. Raises nothing.
+
+    By its list of models where a gateway hides the rest.
+    """
+    try:
+        reply = await connection.get("/health", HEALTH_SECONDS)
+        if kind is ServerKind.OTHER or reply.status in _HIDDEN:
+            reply = await connection.get("/v1/models", HEALTH_SECONDS)
+        return reply.is_ok
+    except ServerUnavailable:
+        return False
 
 
 def _require_entry(connection: Connection, reply: Reply) -> None:

@@ -44,11 +44,13 @@ class SglangServer:
         """`info` is what `info_path` answered; empty where that is kept from us."""
         model = info.get("model_path")
         context = whole(info.get("context_length")) or facts.context_tokens
+        flag = info.get("enable_deterministic_inference")
         found = replace(
             facts,
             model_path=model if isinstance(model, str) else await _model_path(connection, facts.model_path),
             context_tokens=context,
             speculation=_disclosed(info, connection),
+            is_deterministic=flag if isinstance(flag, bool) else None,
         )
         return cls(connection, found, info_path)
 

@@ -11,6 +11,7 @@ Built on vLLM 0.32: its stat logger interface is not stable, see `_Totals`.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -166,7 +167,7 @@ class VllmEngine:
             engine=f"vllm {vllm.__version__} ({current_platform.device_type})",
             draft=self._speculation.draft_name if self._speculation else None,
             max_model_len=int(self._llm.model_config.max_model_len),
-            slots=int(self._llm.vllm_config.scheduler_config.max_num_seqs),
+            slots=min(self._spec.slots, int(self._llm.vllm_config.scheduler_config.max_num_seqs) * _ranks(self._spec)),
         )
 
 
@@ -184,17 +185,22 @@ def engine_arguments(
 
     `draft`, if given, is loaded in place of `speculation.draft`. On a CPU, workers that speculate are mended. Raises
     ValueError where the spec has a worker extension of its own then: vLLM takes one.
+
+    Several devices are vLLM's own child processes (`mp`) unless the spec says `ray`: left alone, vLLM decides by
+    whether it finds itself in a placement group. `engine.slots` are divided among data-parallel ranks: vLLM's limit is
+    each rank's.
     """
     arguments: dict[str, Any] = {
         "disable_log_stats": True,  # vLLM's periodic log lines; regen's own stat logger is installed all the same
         "enable_log_requests": False,
+        **({"distributed_executor_backend": "mp"} if spec.devices > 1 else {}),
         **spec.args,
         "model": model,
         "revision": revision,
         "tokenizer_revision": revision,
         "trust_remote_code": trust_remote_code,
         "max_model_len": spec.max_model_len,
-        "max_num_seqs": spec.slots,
+        "max_num_seqs": math.ceil(spec.slots / _ranks(spec)),
     }
     if speculation is not None:
         arguments["speculative_config"] = speculative_config(speculation, draft)
@@ -204,6 +210,11 @@ def engine_arguments(
                 raise ValueError(f"engine.args.worker_extension_cls: on a CPU, speculation needs {_CPU_WORKER} there")
             arguments["worker_extension_cls"] = _CPU_WORKER
     return arguments
+
+
+def _ranks(spec: VllmEngineSpec) -> int:
+    """Data-parallel ranks: whole engines behind one front, each with its own batch."""
+    return spec.parallel.get("data_parallel_size", 1)
 
 
 def speculative_config(speculation: SpeculationSpec, draft: str | None = None) -> dict[str, Any]:

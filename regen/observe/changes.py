@@ -108,7 +108,8 @@ def _engines(before: TerminalFacts, facts: TerminalFacts) -> Iterator[Event]:
     """When engines work after a time without any."""
     worked, works = before.engines_in(ReplicaState.RUNNING), facts.engines_in(ReplicaState.RUNNING)
     if works and not worked:
-        yield Event("engines", f"{works} of {len(facts.engines)} engines up")
+        wanted = sum(engine.state is not ReplicaState.RELEASED for engine in facts.engines)
+        yield Event("engines", f"{works} of {wanted} engines up")
 
 
 class PlainPace:

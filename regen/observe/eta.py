@@ -44,8 +44,10 @@ class Estimator:
         groups: Mapping[str, Group],
         stalled_after_seconds: float = STALLED_AFTER_SECONDS,
         lengths: LengthModel | None = None,
+        rate_off: float = _RATE_OFF,
     ) -> None:
-        """`lengths` is only for who knows better than to learn them."""
+        """`lengths` is only for who knows better than to learn them, `rate_off` 1.0 for who knows the rate to come."""
+        self._rate_off = rate_off
         self._lengths = Lengths(groups) if lengths is None else lengths
         self._speed = Speed(stalled_after_seconds)
         self._began_at: float | None = None
@@ -115,7 +117,7 @@ class Estimator:
             others.append(self._speed.seconds(end, rest.made(end), self._slots, luck.gauss()))
         others.sort()
         low, high = min(mid, _percentile(others, 0.1)), max(mid, _percentile(others, 0.9))
-        return low / _RATE_OFF, mid, high * _RATE_OFF
+        return low / self._rate_off, mid, high * self._rate_off
 
 
 class _Rest:

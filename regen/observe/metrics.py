@@ -177,7 +177,7 @@ _TIME = Section(
         ),
         _gauge(
             "regen_cost_to_go",
-            "What the mid ETA will cost with every replica at work; NaN without a price or an ETA.",
+            "What the mid ETA will cost with the engines that are held now; NaN without a price or an ETA.",
             readers.cost_to_go,
             "currency",
         ),
@@ -258,8 +258,18 @@ _REPLICAS = Section(
     "Replicas",
     (
         _gauge(
+            "regen_replicas_wanted",
+            "Replicas that have an engine or are to get one.",
+            one(lambda now: len(now.status.open_slots)),
+        ),
+        _gauge(
+            "regen_replicas_pending",
+            "Those of them that no node has room for yet.",
+            one(lambda now: len(now.status.pending_slots)),
+        ),
+        _gauge(
             "regen_replica_up",
-            "1 while this replica's engine works, 0 while it starts, warms up or is gone.",
+            "1 while this replica's engine works, 0 while it starts, warms up, is gone or released.",
             by_replica(readers.is_up),
             "replica",
         ),

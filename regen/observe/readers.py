@@ -1,7 +1,7 @@
 """How each number of the table is read from a snapshot. Pure.
 
 Counters are read from what was published, standing values from the status. Every label comes from a closed set: the
-plan's sources, the spec's replica slots and draft positions, and enums.
+plan's sources, replica slots up to the highest that was ever opened, the spec's draft positions, and enums.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def cost_to_go(snapshot: Snapshot) -> Iterator[Sample]:
     facts, eta = snapshot.facts, snapshot.status.eta
     seconds = 0.0 if eta.state is EtaState.FINISHED or not facts.gpus else _known(eta.mid_seconds)
     price = facts.price_per_gpu_hour
-    yield (facts.currency,), NAN if price is None else cost(seconds * facts.replicas * facts.gpus, price)
+    yield (facts.currency,), NAN if price is None else cost(seconds * snapshot.engines_held * facts.gpus, price)
 
 
 # --- speculation -----------------------------------------------------------------------------------

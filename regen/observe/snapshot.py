@@ -14,7 +14,8 @@ NO_CURRENCY = "none"
 class RunFacts:
     """What does not change within a session.
 
-    `positions` is how many places a draft token may have in a step; `gpus` are those that one replica holds, 0 where
+    `positions` is how many places a draft token may have in a step; `replicas` are those that are there from the first
+    moment, `servers` those of them that somebody else runs; `gpus` are those that one engine of our own holds, 0 where
     there are none. `price_per_gpu_hour` is None where nobody has said one, and then `currency` is `NO_CURRENCY`.
     """
 
@@ -29,6 +30,7 @@ class RunFacts:
     uncommitted_bytes_limit: int
     price_per_gpu_hour: float | None = None
     currency: str = NO_CURRENCY
+    servers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,5 +52,14 @@ class Snapshot:
 
     @property
     def slots(self) -> range:
-        """The replicas of the spec."""
-        return range(self.facts.replicas)
+        """Replicas that are there from the first moment, and up to the highest that was ever opened in this run.
+
+        So a series that has begun does not end.
+        """
+        opened = (*self.status.replicas, *self.status.tally.slots, *self.published.by_replica)
+        return range(max(self.facts.replicas, 1 + max(opened, default=-1)))
+
+    @property
+    def engines_held(self) -> int:
+        """Engines of our own that have a node, or are about to."""
+        return sum(slot >= self.facts.servers for slot in self.status.open_slots - self.status.pending_slots)

@@ -100,9 +100,10 @@ def plan_table(sources: Sequence[SourceFacts], digest: str) -> Group:
     Below it the reasons and changes, what is not in the plan, and the digest. `native` rows are among the accepted.
     """
     table = _left("Plan")
+    table.padding = 0  # nine columns: that of millions of tokens is as wide as it is, and 80 columns have to do
     table.add_column("source", overflow="fold")
     for name in ("rows", "accepted", "native", "rejected", "changed", "turns", "prompt tokens", "longest"):
-        table.add_column(name, justify="right")
+        table.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)
     lines = [_plan_numbers(source) for source in sources]
     for source, numbers in zip(sources, lines, strict=True):
         table.add_row(Text(source.name), *_numbers(*numbers))

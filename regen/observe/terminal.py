@@ -48,6 +48,7 @@ _ENGINE_STATES = (
     (ReplicaState.STARTING, "starting", Tone.PLAIN),
     (ReplicaState.DRAINING, "draining", Tone.PLAIN),
     (ReplicaState.STOPPED, "gone", Tone.BAD),
+    (ReplicaState.RELEASED, "released", Tone.QUIET),
 )
 
 
@@ -188,6 +189,8 @@ def _engines(facts: TerminalFacts) -> list[Part]:
         return []
     counted = ((name, tone, facts.engines_in(state)) for state, name, tone in _ENGINE_STATES)
     parts = [Part(f"{count} {name}", tone) for name, tone, count in counted if count]
+    if pending := sum(engine.is_pending for engine in facts.engines):
+        parts.append(Part(f"{pending} waiting for a node", Tone.QUIET))
     up = [engine for engine in facts.engines if engine.state in _UP]
     if slots := sum(engine.slots for engine in up):
         busy = min(slots, sum(engine.running_rows for engine in up))

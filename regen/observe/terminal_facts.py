@@ -37,12 +37,13 @@ _WORST_FIRST = (
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """One replica slot."""
+    """One replica slot. `is_pending`: no node has room for its engine yet."""
 
     slot: int
     state: ReplicaState
     running_rows: int
     slots: int
+    is_pending: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class TerminalFacts:
         return self.tally.stalls
 
     def engines_in(self, *states: ReplicaState) -> int:
-        return sum(engine.state in states for engine in self.engines)
+        return sum(engine.state in states and not engine.is_pending for engine in self.engines)
 
 
 def facts_of(status: CoordinatorStatus, name: str, session: str = "", price: Price | None = None) -> TerminalFacts:
@@ -138,7 +139,7 @@ def facts_of(status: CoordinatorStatus, name: str, session: str = "", price: Pri
         speculation=status.speculation.phase,
         verdict=worst_verdict(status.speculation),
         engines=tuple(
-            EngineFacts(slot, stats.state, stats.running_rows, stats.slots)
+            EngineFacts(slot, stats.state, stats.running_rows, stats.slots, slot in status.pending_slots)
             for slot, stats in sorted(status.replicas.items())
         ),
         tally=status.tally,

@@ -63,3 +63,8 @@ def require_speculation(spec: RunSpec) -> None:
     """Raises SpecError where there is nothing to compare."""
     if spec.speculation is None:
         raise SpecError("calibrate: the spec has no speculation, so there is nothing to compare with off")
+    if spec.engine.endpoints:
+        raise SpecError(
+            "calibrate: the spec has engine.endpoints, and a server keeps its own setting. Without them the engines of"
+            " your own can be compared"
+        )

@@ -13,6 +13,7 @@ import logging
 import os
 import shlex
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,18 +21,21 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 from ray.job_submission import JobSubmissionClient
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util import placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import PlacementGroup, get_current_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from regen.errors import EngineDied, RegenError, UserError
-from regen.records import CoordinatorStatus, Death, ExchangeReply, ExchangeRequest, Left, Toll, WorkerId
+from regen.errors import EngineDied, EngineStartFailed, NodeLost, RegenError, UserError
+from regen.records import CoordinatorStatus, Death, ExchangeReply, ExchangeRequest, Left, Places, Toll, WorkerId
 from regen.run import leash, probe
 from regen.run.coordinator import Coordinator
 from regen.run.fit import Answers, Node, Questions
-from regen.run.replica import build_worker
+from regen.run.placement import STRATEGY, Placement, placement_of
+from regen.run.replica import build_worker, prepare_draft
 from regen.run.setup import Assignment, RunSetup, WorkerSetup
-from regen.spec import EngineSpec, RunSpec, VllmEngineSpec, dump_spec, with_absolute_paths
+from regen.spec import RunSpec, dump_spec, with_absolute_paths
 
 # `ray job stop` sends SIGTERM and, so long after it, SIGKILL. Ray's own default of 3 s is too short to end a row in.
 JOB_STOP_SECONDS = 60
@@ -40,6 +44,9 @@ DRAIN_SECONDS = 45.0
 DRAIN_SECONDS_VARIABLE = "REGEN_DRAIN_SECONDS"
 # A replica that has no node by then is spoken of.
 PLACEMENT_SECONDS = 30.0
+# From an actor that Ray cannot reach to its word on the node: by its settings 15 s, and more on a busy head.
+NODE_VERDICT_SECONDS = 30.0
+_LOOK_AT_NODES_SECONDS = 0.5
 _CONCURRENT_CALLS = 2000
 # Ray gives it to the node that was started with `--head`, and to no other.
 _HEAD_RESOURCE = "node:__internal_head__"
@@ -55,17 +62,21 @@ class RayCluster:
 
     async def start_coordinator(self, setup: RunSetup) -> RayCoordinator:
         here = ray.get_runtime_context().get_node_id()
-        actor = CoordinatorActor.options(  # type: ignore[attr-defined]
-            scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False)
-        ).remote(setup)
+        actor = CoordinatorActor.options(scheduling_strategy=_on(here)).remote(setup)  # type: ignore[attr-defined]
         self._coordinator = RayCoordinator(actor)
         return self._coordinator
 
     async def start_worker(self, setup: WorkerSetup) -> RayWorker:
         assert self._coordinator is not None, "the coordinator comes first"
-        options = worker_options(setup.run.spec.engine, setup.worker.slot)
-        actor = ReplicaActor.options(**options).remote(setup, self._coordinator.actor)  # type: ignore[attr-defined]
-        return RayWorker(actor, setup.worker.slot, options, self._log)
+        placement = placement_of(setup.run.spec.engine, setup.worker.slot)
+        group = _make_group(placement)
+        try:
+            options = {**placement.options, **_in_first_bundle(group)}
+            actor = ReplicaActor.options(**options).remote(setup, self._coordinator.actor)  # type: ignore[attr-defined]
+        except BaseException:
+            _remove_group(group)
+            raise
+        return RayWorker(actor, setup.worker.slot, placement, self._log, group)
 
     async def close(self) -> None:
         if self._coordinator is not None:
@@ -89,55 +100,124 @@ class RayCoordinator:
         assignment: Assignment | None = await _answered(self.actor.assignment.remote(slot))
         return assignment
 
-    async def worker_gone(self, worker: WorkerId, death: Death | None = None) -> Toll:
-        toll: Toll = await _answered(self.actor.worker_gone.remote(worker, death))
+    async def worker_gone(self, worker: WorkerId, death: Death | None = None, is_released: bool = False) -> Toll:
+        toll: Toll = await _answered(self.actor.worker_gone.remote(worker, death, is_released))
         return toll
 
-    async def slot_lost(self, slot: int) -> None:
-        await _answered(self.actor.slot_lost.remote(slot))
+    async def places(self, places: Places) -> None:
+        await _answered(self.actor.places.remote(places))
 
     async def farewell(self) -> str | None:
         awaited: str | None = await _answered(self.actor.farewell.remote())
         return awaited
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RayWorker:
-    """`driver.WorkerHandle`. `wants` are the resources that Ray must find a node for."""
+    """`driver.WorkerHandle`. Its placement group, if there is one, lives as long as it does."""
 
     actor: Any
     slot: int
-    wants: dict[str, Any]
+    placement: Placement
     log: Callable[[str], None]
+    group: PlacementGroup | None = None
+    nodes: frozenset[str] = frozenset()  # by Ray's ids; empty until it is placed
 
     async def run(self) -> Left:
-        waiting = asyncio.ensure_future(self._say_if_not_placed())
+        placed = asyncio.ensure_future(self._await_place())
         try:
             return Left(await self.actor.run.remote())
         except RayTaskError as error:
-            raise _own(error) from None
+            own = _own(error)
+            raise (await self._lost_node(waits=self.group is not None and isinstance(own, EngineDied)) or own) from None
         except RayActorError as error:
-            raise EngineDied(f"the replica's process is gone: {_first_line(error)}") from error
+            # While Ray does not know yet what became of a node, it says that the actor is unavailable.
+            lost = await self._lost_node(error.preempted, waits=isinstance(error, ActorUnavailableError))
+            raise (lost or EngineDied(f"the replica's process is gone: {_first_line(error)}")) from error
         except RayError as error:
             raise EngineDied(f"the replica failed: {type(error).__name__}: {_last_line(error)}") from error
         finally:
-            waiting.cancel()
+            placed.cancel()
+
+    async def placed(self) -> None:
+        await self._place()
 
     async def kill(self) -> None:
         ray.kill(self.actor)
+        group, self.group = self.group, None
+        _remove_group(group)
 
-    async def _say_if_not_placed(self) -> None:
+    async def _lost_node(self, is_preempted: bool = False, waits: bool = False) -> NodeLost | None:
+        """None: its nodes live, as far as Ray knows. `waits`: Ray may yet find out that one does not."""
+        deadline = time.monotonic() + (NODE_VERDICT_SECONDS if waits else 0.0)
+        while True:
+            if lost := await asyncio.to_thread(_dead_among, self.nodes):
+                return NodeLost(f"the replica's node is gone: {', '.join(lost)}")
+            if is_preempted:
+                return NodeLost("the replica's node was taken away: Ray says that it was drained, and is gone")
+            if time.monotonic() > deadline:
+                return None
+            await asyncio.sleep(_LOOK_AT_NODES_SECONDS)
+
+    async def _await_place(self) -> None:
         """A replica that no node has room for stays pending without a word from Ray."""
-        done, _ = await asyncio.wait((asyncio.ensure_future(self._is_placed()),), timeout=PLACEMENT_SECONDS)
+        placing = asyncio.ensure_future(self._place())
+        done, _ = await asyncio.wait((placing,), timeout=PLACEMENT_SECONDS)
         if not done:
             self.log(
-                f"replica {self.slot} still waits for a node with {self.wants} free; the cluster has"
+                f"replica {self.slot} still waits for {self.placement} to be free; the cluster has"
                 f" {ray.cluster_resources()} in all. `ray status` shows what is taken."
             )
+            await placing
 
-    async def _is_placed(self) -> None:
+    async def _place(self) -> None:
         with suppress(RayError):
-            await self.actor.is_placed.remote()
+            node: str = await self.actor.is_placed.remote()
+            self.nodes = frozenset({node}) | await asyncio.to_thread(_nodes_of, self.group)
+
+
+def _make_group(placement: Placement) -> PlacementGroup | None:
+    """At once: Ray reserves it when there is room. It ends with the driver, if nobody removes it before."""
+    if not placement.bundles:
+        return None
+    return placement_group([placement.bundle] * placement.bundles, strategy=STRATEGY)
+
+
+def _in_first_bundle(group: PlacementGroup | None) -> dict[str, Any]:
+    """Options of the actor: vLLM finds the group that the actor is in, and makes its workers there."""
+    if group is None:
+        return {}
+    return {
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(
+            group, placement_group_bundle_index=0, placement_group_capture_child_tasks=True
+        )
+    }
+
+
+def _remove_group(group: PlacementGroup | None) -> None:
+    """Also one that never became ready: it would take GPUs as soon as there are some."""
+    if group is not None:
+        remove_placement_group(group)
+
+
+def _nodes_of(group: PlacementGroup | None) -> frozenset[str]:
+    """That its bundles lie on."""
+    if group is None:
+        return frozenset()
+    return frozenset(placement_group_table(group)["bundles_to_node_id"].values())
+
+
+def _dead_among(nodes: frozenset[str]) -> list[str]:
+    """Addresses and ids of those that Ray counts as dead, or has forgotten."""
+    known = {node["NodeID"]: node for node in ray.nodes()}
+    return [_told_node(known.get(name), name) for name in sorted(nodes) if not known.get(name, {}).get("Alive")]
+
+
+def _told_node(node: dict[str, Any] | None, name: str) -> str:
+    if node is None:
+        return name
+    why = node.get("DeathReasonMessage")
+    return f"{node['NodeManagerAddress']} ({name[:8]}{f': {why}' if why else ''})"
 
 
 def _own(error: RayTaskError) -> RegenError:
@@ -155,14 +235,6 @@ async def _answered(answer: Any) -> Any:
         raise RegenError(
             f"the coordinator does not answer any more: {type(error).__name__}: {_last_line(error)}"
         ) from error
-
-
-def worker_options(engine: EngineSpec, slot: int) -> dict[str, Any]:
-    """Ray's options for the actor of one slot's replica. One that sends rows to a server reserves nothing."""
-    if engine.endpoint_of(slot) is not None:
-        return {"num_cpus": 0, "num_gpus": 0}
-    gpus = engine.gpus_per_replica if isinstance(engine, VllmEngineSpec) else 0
-    return {"num_cpus": engine.cpus_per_replica, "num_gpus": gpus}
 
 
 def connect(address: str | None, verbosity: int) -> str:
@@ -213,8 +285,11 @@ def free_resources() -> tuple[float, float]:
 
 
 def _ask(node_id: str, questions: Questions) -> Any:
-    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    return answer_questions.options(scheduling_strategy=there).remote(questions)
+    return answer_questions.options(scheduling_strategy=_on(node_id)).remote(questions)
+
+
+def _on(node_id: str) -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(node_id, soft=False)
 
 
 def _node(node: dict[str, Any], asked: Any, answered: set[Any], seconds: float) -> Node:
@@ -289,6 +364,12 @@ def answer_questions(questions: Questions) -> Answers:
     return probe.answer(questions)
 
 
+@ray.remote(num_cpus=0, max_retries=0)  # type: ignore[untyped-decorator]
+def make_draft(setup: WorkerSetup) -> str | None:
+    """On a node of an engine that lies over several."""
+    return prepare_draft(setup)
+
+
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=_CONCURRENT_CALLS)
 class CoordinatorActor:
     def __init__(self, setup: RunSetup) -> None:
@@ -306,11 +387,11 @@ class CoordinatorActor:
     async def assignment(self, slot: int) -> Assignment | None:
         return await self._coordinator.assignment(slot)
 
-    async def worker_gone(self, worker: WorkerId, death: Death | None = None) -> Toll:
-        return await self._coordinator.worker_gone(worker, death)
+    async def worker_gone(self, worker: WorkerId, death: Death | None = None, is_released: bool = False) -> Toll:
+        return await self._coordinator.worker_gone(worker, death, is_released)
 
-    async def slot_lost(self, slot: int) -> None:
-        await self._coordinator.slot_lost(slot)
+    async def places(self, places: Places) -> None:
+        await self._coordinator.places(places)
 
     async def farewell(self) -> str | None:
         return await self._coordinator.farewell()
@@ -322,12 +403,33 @@ class ReplicaActor:
         self._setup = setup
         self._coordinator = coordinator
 
-    async def is_placed(self) -> None:
-        """Answers as soon as Ray has found a node for this actor and its process has come up."""
+    async def is_placed(self) -> str:
+        """The node, as soon as Ray has found one for this actor (and its group) and its process has come up."""
+        return str(ray.get_runtime_context().get_node_id())
 
     async def run(self) -> Left:
         await asyncio.to_thread(leash.tie, leash.mark_of(self._setup))
+        speculation, slot = self._setup.assignment.speculation, self._setup.worker.slot
+        if speculation is not None and placement_of(self._setup.run.spec.engine, slot).bundles:
+            await self._share_draft(_nodes_of(get_current_placement_group()))
         return await build_worker(self._setup, self._exchange).run()
+
+    async def _share_draft(self, nodes: frozenset[str]) -> None:
+        """vLLM hands one path to its workers, and each opens it on its own node. Raises EngineStartFailed."""
+        here = ray.get_runtime_context().get_node_id()
+        paths = dict[str, str | None]()
+        for node in sorted(nodes | {here}):
+            try:
+                paths[node] = await make_draft.options(scheduling_strategy=_on(node)).remote(self._setup)
+            except RayError as error:
+                raise EngineStartFailed(
+                    f"the draft's folder cannot be made on node {node[:8]} of this engine: {_last_line(error)}"
+                ) from None
+        if other := next((path for path in paths.values() if path != paths[here]), None):
+            raise EngineStartFailed(
+                f"the draft's folder is {paths[here]} on one node of this engine and {other} on another: vLLM gives one"
+                " path to all. Set TMPDIR alike on all nodes, and put the draft at the same path"
+            )
 
     async def _exchange(self, request: ExchangeRequest) -> ExchangeReply:
         reply: ExchangeReply = await self._coordinator.exchange.remote(request)

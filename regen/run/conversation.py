@@ -18,7 +18,6 @@ from typing import TypeVar
 
 from regen.data.sampling import effective_sampling, row_seed
 from regen.data.template_messages import template_messages
-from regen.data.text import DETAIL_CHARS, printable
 from regen.errors import RowRefused
 from regen.protocols import AnswerParser, ChatTemplate, Engine
 from regen.records import (
@@ -37,6 +36,7 @@ from regen.records import (
     Stage,
     Status,
 )
+from regen.run.failed_rows import refusal_detail
 from regen.run.labels import Outcome, outcome_of
 from regen.run.reading import Reader, effective_template_kwargs
 from regen.run.setup import WorkerSetup
@@ -240,7 +240,7 @@ def _names(calls_text: str | None) -> str:
 
 def _refused(refusal: RowRefused, generations: list[Generation]) -> Outcome:
     status = Status.PARTIAL if generations else Status.REJECTED
-    return Outcome(status, Stage(refusal.stage), refusal.reason, printable(refusal.detail, DETAIL_CHARS))
+    return Outcome(status, Stage(refusal.stage), refusal.reason, refusal_detail(refusal.detail))
 
 
 def _observed(turn: int, completion: Completion) -> ObservedGeneration:

@@ -43,6 +43,7 @@ from regen.records import (
     GenerationSteps,
     Lease,
     Phase,
+    Places,
     PlannedRow,
     ReplicaState,
     SpeculationStatus,
@@ -54,7 +55,7 @@ from regen.records import (
 )
 from regen.run.credential_watch import CredentialWatch
 from regen.run.failed_rows import failed_row
-from regen.run.fleet import Fleet
+from regen.run.fleet_duty import FleetDuty, Outlook
 from regen.run.garbage_duty import Dismissal, GarbageDuty
 from regen.run.heartbeat import Heartbeat
 from regen.run.held import refuse_newcomer
@@ -66,7 +67,7 @@ from regen.run.page_facts import read_about
 from regen.run.patience import Patience
 from regen.run.progress_duty import ProgressDuty
 from regen.run.publisher import Publisher, ordinals
-from regen.run.run_facts import deadline_seconds, gpus_per_replica, run_facts
+from regen.run.run_facts import deadline_seconds, gpus_of, run_facts
 from regen.run.schedule import Exhausted, Grant, Report
 from regen.run.setup import Assignment, RunSetup
 from regen.run.speculation import SpeculationControl
@@ -108,7 +109,8 @@ class Coordinator:
         self._run: OpenRun | None = None
         self._work: asyncio.Task[None] | None = None
         self._opened_at = time.monotonic()
-        self._fleet = Fleet(setup.spec.engine.most_replicas, setup.spec.engine.slots)
+        self._duty = FleetDuty(setup.spec.engine)
+        self._fleet = self._duty.fleet
         self._exhausted: list[tuple[Exhausted, WorkerId]] = []
         self._gone_early: list[tuple[WorkerId, bool]] = []
         self._leasing_since: float | None = None
@@ -156,9 +158,11 @@ class Coordinator:
         return ExchangeReply(command, (*orders.settled, *outdated), orders.resend, leases, warmup)
 
     async def assignment(self, slot: int) -> Assignment | None:
-        """With what this slot's next engine is started; None while none is: before the replay, and in a drain."""
+        """With what this slot's next engine is started; None while none is: before the replay, in a drain, in a slot
+        that is closed.
+        """
         self._ensure_working()
-        if self._run is None or self._drain_until is not None:
+        if self._run is None or self._drain_until is not None or slot not in self._duty.open_slots:
             return None
         return self._run.speculation.assignment(slot)
 
@@ -175,12 +179,13 @@ class Coordinator:
         self._ensure_working()
         self._begin_drain(time.monotonic() + seconds)
 
-    async def worker_gone(self, worker: WorkerId, death: Death | None = None) -> Toll:
-        """The driver saw this incarnation end; `death`: in a way that its rows may have brought about.
+    async def worker_gone(self, worker: WorkerId, death: Death | None = None, is_released: bool = False) -> Toll:
+        """The driver saw this incarnation end; `death`: in a way that its rows may have brought about; `is_released`:
+        it has left, since nobody wanted it.
 
         A coordinator that is still replaying knows of no rows: then the death is only one more.
         """
-        self._fleet.gone(worker.slot)
+        self._duty.gone(worker, is_released, time.monotonic())
         is_stall = death is not None and death.is_stall
         if (run := self._run) is None:
             self._gone_early.append((worker, is_stall))
@@ -193,12 +198,14 @@ class Coordinator:
         run.progress.gone(worker.slot)
         return farewell.toll
 
-    async def slot_lost(self, slot: int) -> None:
-        """The driver starts no more engines in this slot."""
-        self._fleet.lost(slot)
-        if self._run is not None:
-            self._run.schedule.slot_lost(slot)
-            self._run.speculation.slot_lost(slot)
+    async def places(self, places: Places) -> None:
+        """Where the driver has engines, and where none comes any more. A restarted coordinator waits for it."""
+        self._ensure_working()
+        now = time.monotonic()
+        self._duty.told(places, now)
+        if (run := self._run) is not None:
+            run.schedule.expect(places.placed)
+            self._look_after_fleet(run, now)
 
     async def farewell(self) -> str | None:
         """All workers have left. Who has yet to scrape the final numbers, for people; None: nobody is waited for.
@@ -275,6 +282,8 @@ class Coordinator:
         await self._patience(storage.sweep)
         reopened = await asyncio.to_thread(journal.reopened)
         schedule = opened_schedule(self._setup, journal, reopened, is_restart)
+        if self._duty.places is not None:
+            schedule.expect(self._duty.places.placed)
         session, checkpoint = self._setup.session, self._spec.checkpoint
         tally = RunningTally(session, journal.records)
         for worker, is_stall in self._gone_early:
@@ -284,7 +293,7 @@ class Coordinator:
             await publisher.write(unwritten)
         speculation = SpeculationControl(self._setup, replayed.records)
         engine = self._spec.engine
-        garbage = GarbageDuty(engine.slots, plan.count, replayed.records, engine.most_replicas)
+        garbage = GarbageDuty(engine.slots, plan.count, replayed.records)
         by_source = {source.name: source.rows for source in plan.summary.sources}
         # Looking for rows that were interrupted takes up to two seconds of a plan of millions.
         progress = await asyncio.to_thread(ProgressDuty, self._setup, plan, journal, reopened, is_restart)
@@ -316,6 +325,7 @@ class Coordinator:
         run.schedule.tick(now)
         run.progress.tick(now, self._fleet, run.schedule.left - run.schedule.received)
         run.order.tick(now, self._fleet.slots, run.totals.by_source)
+        self._look_after_fleet(run, now)
         self._look_after_speculation(run, now)
         self._look_after_driver(now)
         self._look_for_failures(run, now)
@@ -363,7 +373,25 @@ class Coordinator:
         return self._drain_until is None and is_below_cap and may_begin
 
     def _command(self, run: OpenRun, worker: WorkerId) -> Command:
-        return run.speculation.command(worker) if self._drain_until is None else Command.DRAIN
+        if self._drain_until is not None:
+            return Command.DRAIN
+        return Command.RELEASE if self._duty.is_to_leave(worker.slot) else run.speculation.command(worker)
+
+    def _look_after_fleet(self, run: OpenRun, now: float) -> None:
+        """Which slots are open. After a restart nothing is opened or released before it is known what there is."""
+        is_told = self._duty.places is not None or not run.is_restart or self._spec.engine.is_fixed
+        if self._drain_until is not None or not is_told or run.schedule.is_adopting(now):
+            return
+        seconds_left = self._within_hours(run.progress.eta(now).mid_seconds, now)
+        moves = self._duty.look(run.schedule, Outlook(run.speculation.is_comparing, seconds_left), now)
+        run.speculation.slots_open(self._duty.there, now)
+        for slot in sorted(moves.opened):
+            run.schedule.slot_opened(slot)
+        for slot in sorted(moves.closed):
+            run.schedule.slot_closed(slot)
+        for slot in sorted(moves.lost):
+            run.schedule.slot_lost(slot)
+            run.speculation.slot_lost(slot)
 
     def _look_after_speculation(self, run: OpenRun, now: float) -> None:
         """What was decided goes into the journal; a failure ends the run, and so does the end of `regen calibrate`."""
@@ -414,7 +442,7 @@ class Coordinator:
     def _look_for_failures(self, run: OpenRun, now: float) -> None:
         limits = self._spec.limits
         error = too_many_failed(run.totals_at_start, run.totals, limits.failed_share)
-        error = error or run.garbage.too_much_garbage(limits.degenerate_share)
+        error = error or run.garbage.too_much_garbage(limits.degenerate_share, len(self._duty.there))
         if self._error is None and error is not None:
             self._error = error
             self._begin_drain(now + BREAKER_DRAIN_SECONDS)
@@ -423,7 +451,7 @@ class Coordinator:
 
     def _hear(self, run: OpenRun, request: ExchangeRequest, now: float) -> None:
         """What a replica says of itself."""
-        self._fleet.hear(request.worker, request.stats)
+        self._duty.hear(request.worker, request.stats, now)
         run.progress.listed(request.worker.slot, request.running, request.running_tokens)
         run.speculation.hear(request.worker, request.stats, now)
 
@@ -470,7 +498,7 @@ class Coordinator:
         self, run: OpenRun, worker: WorkerId, grants: Sequence[Grant], command: Command
     ) -> tuple[Lease, ...]:
         """The granted rows, read from the plan. With the store away they go back, and the worker asks again."""
-        if command is Command.REPLACE:
+        if command in (Command.REPLACE, Command.RELEASE):
             run.schedule.take_back(worker, [grant.ordinal for grant in grants])
             return ()
         if not grants:
@@ -534,16 +562,16 @@ class Coordinator:
             run.publisher.attach([RowAttempts(counts)])
 
     def _keep_tally(self, run: OpenRun, now: float) -> None:
-        """A replica that an earlier coordinator had is looked at once it was heard."""
+        """One that an earlier coordinator had is looked at once it was heard; one that waits for a node is not."""
         is_adopting = run.schedule.is_adopting(now)
         has_queue, may_lease = run.schedule.queued > run.schedule.suspects, self._may_lease(run) and not is_adopting
         slots = {
             slot: sequences(stats, has_queue, may_lease)
             for slot, stats in self._fleet.stats.items()
-            if self._fleet.has_heard(slot) or not is_adopting
+            if slot not in self._duty.pending_slots and (self._fleet.has_heard(slot) or not is_adopting)
         }
         unheard = [slot for slot in slots if not self._fleet.has_heard(slot)]
-        run.tally.look(now, slots, gpus_per_replica(self._spec), unheard)
+        run.tally.look(now, slots, partial(gpus_of, self._spec), unheard)
         run.tally.hung(run.schedule.hung(now))
         run.tally.store_failed(self._patience.failures)
 
@@ -569,6 +597,8 @@ class Coordinator:
             uncommitted_rows=run.publisher.uncommitted_rows if run else 0,
             commits=run.journal.next_number if run else 0,
             replicas=dict(self._fleet.stats),
+            open_slots=self._duty.open_slots,
+            pending_slots=self._duty.pending_slots,
             hung=run.schedule.hung(now) if run else (),
             speculation=run.speculation.status() if run else SpeculationStatus(),
             session_output_tokens=self._session_output_tokens,

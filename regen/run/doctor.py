@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from regen.checkpoints import Checkpoint, EngineFacts
 from regen.data.checkpoint import read_checkpoint
@@ -25,6 +24,7 @@ from regen.engines.vllm_facts import vllm_facts
 from regen.errors import ExitCode, ServerUnavailable, SpecError
 from regen.records import Acceptance
 from regen.run.doctor_prompts import PROMPTS
+from regen.run.server_preflight import is_here
 from regen.served import Asked, Counters, Phase, ServerFacts, ServerKind
 from regen.spec import DRAFTLESS_METHODS
 from regen.speculative.doctor.counts import count
@@ -40,7 +40,6 @@ _MOST_ROUNDS = 8
 _RESERVE_SECONDS = 10.0
 _SETTLE_SECONDS = 2.0
 _LEAST_SECONDS = 1.0
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _CODES = {Verdict.HEALTHY: ExitCode.OK, Verdict.OFF: ExitCode.OK}
 _REFUSED = (Verdict.DEAD, Verdict.COUNTERS_ABSENT, Verdict.OFF_PROFILE)
 
@@ -293,17 +292,12 @@ def _draft_files(facts: ServerFacts, given: str | None) -> tuple[DraftFiles | No
         method_of(facts) in DRAFTLESS_METHODS or (facts.speculation and facts.speculation.method is None)
     ):
         return None, None
-    if given is None and (disclosed is None or not _is_here(facts, disclosed)):
+    if given is None and (disclosed is None or not is_here(facts, disclosed)):
         said = f"its draft is {disclosed!r}, which is out of reach here" if disclosed else "the server names no draft"
         return None, said
     draft = _checkpoint(given or disclosed or "")
     target = _target(facts)
     return read_draft_files(facts, draft, target, _engine_facts(facts, target)), None
-
-
-def _is_here(facts: ServerFacts, path: str) -> bool:
-    """A server's own path means a folder here only if the server is here."""
-    return urlsplit(facts.url).hostname in _LOOPBACK and Path(path).is_dir()
 
 
 def _checkpoint(name: str) -> Checkpoint:
@@ -317,7 +311,7 @@ def _checkpoint(name: str) -> Checkpoint:
 
 def _target(facts: ServerFacts) -> Checkpoint | None:
     path = facts.model_path
-    if path is None or not _is_here(facts, path):
+    if path is None or not is_here(facts, path):
         return None
     return read_checkpoint(path, LocalFiles(Path(path)), with_samples=False, with_headers=False)
 

@@ -28,7 +28,7 @@ from regen.run.record import make_record
 from regen.run.replica import build_engine
 from regen.run.setup import WorkerSetup
 from regen.run.stall import StallClock
-from regen.run.start import aside_setup
+from regen.run.start import aside_setup, own_engine
 from regen.run.warmup import Prepare, warm_up
 from regen.spec import RunSpec, SpeculationSpec
 from regen.speculative.evidence import Finding, Severity
@@ -125,7 +125,7 @@ def examine_spec(spec: RunSpec, seconds: float, say: Callable[[str], None]) -> S
     warmup = speculation.warmup.model_copy(update={"seconds": min(seconds, speculation.warmup.seconds)})
     speculation = speculation.model_copy(update={"warmup": warmup})
     spec = spec.model_copy(update={"speculation": speculation})
-    setup = aside_setup(make_record(spec, target), target, spec.output, "doctor")
+    setup = own_engine(aside_setup(make_record(spec, target), target, spec.output, "doctor"))
     engine, shown = asyncio.run(_visit(setup, speculation, say))
     result = judge(shown, speculation, temperature=setup.run.temperature)
     return SpecReport(speculation, _layers(speculation, target), findings, engine, shown, result)

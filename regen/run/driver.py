@@ -1,5 +1,7 @@
-"""The driver: makes the coordinator and the workers, awaits them, replaces dead ones, drains when asked. No state.
+"""The driver: makes the coordinator and the workers, awaits them, replaces dead ones, drains when asked.
 
+It keeps a task for each slot that the coordinator wants open (run/roster.py), and decides nothing of that itself. All
+that it remembers is of its slots: incarnations, which count on for the whole session, restarts, and which are lost.
 It knows replicas and the coordinator only through `Cluster`: Ray actors (cluster.py) or one event loop (local.py).
 Killed at any moment it loses nothing: the same command continues from the store.
 """
@@ -8,14 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import Protocol
 
-from regen.errors import EngineGarbage, EngineStalled, EngineStartFailed, RegenError, UserError
-from regen.records import ENDED_PHASES, CoordinatorStatus, Death, Left, Phase, Toll, WorkerId
+from regen.errors import (
+    EngineGarbage,
+    EngineStalled,
+    EngineStartFailed,
+    NodeLost,
+    RegenError,
+    ServerUnavailable,
+    UserError,
+)
+from regen.records import ENDED_PHASES, CoordinatorStatus, Death, Left, Phase, Places, Toll, WorkerId
 from regen.run.restarts import Restarts
 from regen.run.setup import Assignment, RunSetup, WorkerSetup
 
@@ -33,7 +42,9 @@ HOURS_DRAIN_SECONDS = 60.0
 FAREWELL_POLL_SECONDS = 0.5
 FAREWELL_ANSWER_SECONDS = 5.0
 # Errors that say nothing of the rows that an engine had.
-_BLAMELESS = (UserError, EngineStartFailed, EngineGarbage)
+_BLAMELESS = (UserError, EngineStartFailed, EngineGarbage, NodeLost, ServerUnavailable)
+# Of those, the ones that say nothing of the engine either: they use up no restart.
+_TAKEN_AWAY = (NodeLost,)
 
 
 class CoordinatorHandle(Protocol):
@@ -45,9 +56,9 @@ class CoordinatorHandle(Protocol):
 
     async def assignment(self, slot: int) -> Assignment | None: ...
 
-    async def worker_gone(self, worker: WorkerId, death: Death | None = None) -> Toll: ...
+    async def worker_gone(self, worker: WorkerId, death: Death | None = None, is_released: bool = False) -> Toll: ...
 
-    async def slot_lost(self, slot: int) -> None: ...
+    async def places(self, places: Places) -> None: ...
 
     async def farewell(self) -> str | None:
         """Who has yet to scrape the final numbers; None: nobody is waited for."""
@@ -59,6 +70,10 @@ class WorkerHandle(Protocol):
 
     async def run(self) -> Left:
         """Ends when the worker was told to leave. Raises EngineError when it, or its process, is no good any more."""
+        ...
+
+    async def placed(self) -> None:
+        """Returns when there is room for it somewhere and its process has come up, or is gone again."""
         ...
 
     async def kill(self) -> None:
@@ -91,6 +106,24 @@ class _End:
     toll: Toll
 
 
+@dataclass(slots=True)
+class _Slot:
+    """One slot for the whole session, also when it is closed and opened again. `keeper`: while it is open."""
+
+    restarts: Restarts
+    trials_left: int = TRIAL_RESTARTS
+    next_incarnation: int = 0
+    keeper: asyncio.Task[Left] | None = None
+    worker: WorkerHandle | None = None
+    is_placed: bool = False
+    is_lost: bool = False
+
+    @property
+    def is_kept(self) -> bool:
+        """Somebody sees to its engine."""
+        return self.keeper is not None and not self.keeper.done()
+
+
 class Driver:
     """One session of a run, from claim to end."""
 
@@ -100,11 +133,11 @@ class Driver:
         self._pattern = worker_setup
         self._watch = watch
         self._log = log
-        self._workers: dict[int, WorkerHandle] = {}
+        self._slots: dict[int, _Slot] = {}
         self._drain_until: float | None = None
         self._incarnation = ""
-        self._lost: set[int] = set()
-        self._lost_told_to = ""
+        self._places = Places()
+        self._places_told_to = ""
         self._wake = asyncio.Event()
         self._told: set[str] = set()
         self._is_leaving = False
@@ -146,20 +179,22 @@ class Driver:
 
     async def _until_end(self, coordinator: CoordinatorHandle) -> CoordinatorStatus:
         """Until the run has ended for this session and every replica has left."""
-        replicas: list[asyncio.Task[None]] = []
         try:
-            status = await self._until_open(coordinator)
-            if status.phase not in ENDED_PHASES and self._drain_until is None:
-                slots = range(self._pattern.run.spec.engine.most_replicas)
-                replicas = [asyncio.ensure_future(self._keep_replica(coordinator, slot)) for slot in slots]
-            status = await self._supervise(coordinator, replicas)
-            if replicas:
-                await asyncio.wait(replicas, timeout=LEAVE_SECONDS)
+            await self._until_open(coordinator)
+            status = await self._supervise(coordinator)
+            await self._until_left()
             return await self._last_status(coordinator, status)
         finally:
-            for replica in replicas:
-                replica.cancel()
-            await asyncio.gather(*replicas, return_exceptions=True)
+            await _cancelled(self._keepers())
+
+    async def _until_left(self) -> None:
+        """Who waits for a node is not waited for."""
+        await _cancelled(slot.keeper for slot in self._slots.values() if not slot.is_placed)
+        if left := [keeper for keeper in self._keepers() if not keeper.done()]:
+            await asyncio.wait(left, timeout=LEAVE_SECONDS)
+
+    def _keepers(self) -> list[asyncio.Task[Left]]:
+        return [slot.keeper for slot in self._slots.values() if slot.keeper is not None]
 
     async def _last_status(self, coordinator: CoordinatorHandle, seen: CoordinatorStatus) -> CoordinatorStatus:
         """With the replicas as they have left; what was seen before, where the coordinator has gone meanwhile."""
@@ -186,16 +221,15 @@ class Driver:
                     async with asyncio.timeout(FAREWELL_POLL_SECONDS):
                         await self._wake.wait()
 
-    async def _until_open(self, coordinator: CoordinatorHandle) -> CoordinatorStatus:
+    async def _until_open(self, coordinator: CoordinatorHandle) -> None:
         """No engine is loaded for a run that somebody else holds."""
         restarts = _RestartCount()
         while (status := await coordinator.status()).phase is Phase.REPLAYING and self._drain_until is None:
             restarts.see(status)
             await asyncio.sleep(OPENING_POLL_SECONDS)
         _raise_if_failed(status)
-        return status
 
-    async def _supervise(self, coordinator: CoordinatorHandle, replicas: list[asyncio.Task[None]]) -> CoordinatorStatus:
+    async def _supervise(self, coordinator: CoordinatorHandle) -> CoordinatorStatus:
         restarts, started_at = _RestartCount(), time.monotonic()
         without_replicas_since: float | None = None
         while True:
@@ -208,54 +242,80 @@ class Driver:
             self._obey_hours(started_at)
             await self._pass_on_drain(coordinator, status)
             await self._replace_hung(status)
-            await self._pass_on_losses(coordinator, status)
-            if replicas and all(replica.done() for replica in replicas):
+            await self._obey_roster(coordinator, status)
+            await self._pass_on_places(coordinator, status)
+            if self._is_without_replicas(status):
                 without_replicas_since = without_replicas_since or time.monotonic()
-                await self._end_without_replicas(coordinator, replicas, without_replicas_since)
+                await self._end_without_replicas(coordinator, without_replicas_since)
+            else:
+                without_replicas_since = None
             self._wake.clear()
             with suppress(TimeoutError):  # a drain is passed on at once: without our own grace, Ray gives 3 s in all
                 async with asyncio.timeout(POLL_SECONDS):
                     await self._wake.wait()
 
-    async def _keep_replica(self, coordinator: CoordinatorHandle, slot: int) -> None:
-        """One slot: an engine after another until one is told to stop. Raises when its restarts are used up."""
-        restarts, trials_left = Restarts(self._pattern.run.spec.engine.restarts), TRIAL_RESTARTS
-        for incarnation in count():
-            assignment = await self._assignment(coordinator, slot)
-            if assignment is None:
-                return
-            setup = replace(self._pattern, worker=WorkerId(slot, incarnation), assignment=assignment)
+    async def _keep_replica(self, coordinator: CoordinatorHandle, number: int) -> Left:
+        """One slot: an engine after another until one is told to leave. Raises when its restarts are used up."""
+        slot = self._slots[number]
+        while (assignment := await self._assignment(coordinator, number)) is not None:
+            worker, slot.next_incarnation = WorkerId(number, slot.next_incarnation), slot.next_incarnation + 1
+            setup = replace(self._pattern, worker=worker, assignment=assignment)
             end = await self._one_engine(coordinator, setup)
             if end.error is None:
-                if end.left is Left.STOPPED:
-                    return
+                if end.left is not Left.REPLACED:
+                    return end.left
                 continue
-            is_final = self._drain_until is not None or isinstance(end.error, UserError)
-            if assignment.is_trial and trials_left and not is_final:
-                trials_left -= 0 if end.toll.narrows else 1
-                self._say(f"replica {slot}, tried with {assignment.arm}: {_told(end.error)}{_told_toll(end.toll)}")
-                continue
-            may_go_on = not is_final and restarts.died(end.toll)
-            left = f"restarts left: {restarts.left}" if may_go_on else "it gets no other engine"
-            self._say(f"replica {slot} is gone: {_told(end.error)}{_told_toll(end.toll)}; {left}")
-            if not may_go_on:
-                self._lost.add(slot)
-                await coordinator.slot_lost(slot)
+            if isinstance(end.error, _TAKEN_AWAY) and not self._is_final(end.error):
+                self._say(f"replica {number} is gone, through no fault of its own: {_told(end.error)}")
+                await self._pause(slot.restarts.was_taken(end.toll))
+            elif not self._may_go_on(slot, assignment, worker, end, end.error):
+                slot.is_lost = True
+                await self._tell_places(coordinator)
                 raise end.error
+        return Left.STOPPED
+
+    def _may_go_on(self, slot: _Slot, assignment: Assignment, worker: WorkerId, end: _End, error: Exception) -> bool:
+        """Whether the slot gets another engine after one that has failed."""
+        is_final = self._is_final(error)
+        if assignment.is_trial and slot.trials_left and not is_final:
+            slot.trials_left -= 0 if end.toll.narrows else 1
+            self._say(f"replica {worker.slot}, tried with {assignment.arm}: {_told(error)}{_told_toll(end.toll)}")
+            return True
+        may_go_on = not is_final and slot.restarts.died(end.toll, isinstance(error, ServerUnavailable))
+        left = f"restarts left: {slot.restarts.left}" if may_go_on else "it gets no other engine"
+        self._say(f"replica {worker.slot} is gone: {_told(error)}{_told_toll(end.toll)}; {left}")
+        return may_go_on
+
+    def _is_final(self, error: Exception) -> bool:
+        return self._drain_until is not None or isinstance(error, UserError)
+
+    async def _pause(self, seconds: float) -> None:
+        """Shorter where a drain begins meanwhile."""
+        until = time.monotonic() + seconds
+        while self._drain_until is None and time.monotonic() < until:
+            await asyncio.sleep(OPENING_POLL_SECONDS)
 
     async def _one_engine(self, coordinator: CoordinatorHandle, setup: WorkerSetup) -> _End:
         """From its start to its end, whatever that is; the coordinator has heard of it then."""
-        worker = await self._cluster.start_worker(setup)
-        self._workers[setup.worker.slot] = worker
+        slot, worker = self._slots[setup.worker.slot], await self._cluster.start_worker(setup)
+        slot.worker = worker
+        placing = asyncio.ensure_future(self._note_placed(slot, worker))
         left, error = Left.STOPPED, None
         try:
             left = await worker.run()
         except Exception as caught:  # whatever it is, it is this replica's end, and must be heard of
             error = caught
         finally:
+            placing.cancel()
             await worker.kill()
-            toll = await coordinator.worker_gone(setup.worker, self._death(error))
+            slot.worker, slot.is_placed = None, False
+            toll = await coordinator.worker_gone(setup.worker, self._death(error), left is Left.RELEASED)
         return _End(left, error, toll)
+
+    async def _note_placed(self, slot: _Slot, worker: WorkerHandle) -> None:
+        await worker.placed()
+        slot.is_placed = True
+        self._wake.set()  # the next one may be wanted now
 
     def _death(self, error: Exception | None) -> Death | None:
         """How the engine died, if its rows may have brought that about: not in a drain, nor when it never started."""
@@ -296,23 +356,60 @@ class Driver:
 
     async def _replace_hung(self, status: CoordinatorStatus) -> None:
         """A process that hangs on a live node is seen by nobody else; killed, it is replaced like any other."""
-        for slot in status.hung:
-            if (worker := self._workers.pop(slot, None)) is not None:
-                self._say(f"replica {slot} says nothing any more, and is killed")
+        for number in status.hung:
+            if (slot := self._slots.get(number)) is not None and slot.worker is not None:
+                worker, slot.worker = slot.worker, None
+                self._say(f"replica {number} says nothing any more, and is killed")
                 await worker.kill()
 
-    async def _pass_on_losses(self, coordinator: CoordinatorHandle, status: CoordinatorStatus) -> None:
-        """A restarted coordinator has forgotten which slots get no engine any more."""
-        if status.phase is not Phase.REPLAYING and status.incarnation != self._lost_told_to:
-            self._lost_told_to = status.incarnation
-            for slot in sorted(self._lost):
-                await coordinator.slot_lost(slot)
+    async def _obey_roster(self, coordinator: CoordinatorHandle, status: CoordinatorStatus) -> None:
+        """An engine for each open slot that has none; those that still wait for a node in closed ones are called off.
 
-    async def _end_without_replicas(
-        self, coordinator: CoordinatorHandle, replicas: list[asyncio.Task[None]], since: float
-    ) -> None:
+        A coordinator that was restarted knows of these once it was told.
+        """
+        if self._drain_until is None:
+            for number in sorted(status.open_slots):
+                slot = self._slots.setdefault(number, _Slot(Restarts(self._pattern.run.spec.engine.restarts)))
+                if slot.keeper is None and not slot.is_lost:
+                    slot.keeper = asyncio.ensure_future(self._keep_replica(coordinator, number))
+        knows_places = status.incarnation == self._places_told_to
+        closed = [slot for number, slot in self._slots.items() if knows_places and number not in status.open_slots]
+        await _cancelled(slot.keeper for slot in closed if slot.is_kept and not slot.is_placed)
+        for slot in self._slots.values():
+            if slot.keeper is not None and slot.keeper.done() and _has_let_go(slot.keeper):
+                slot.keeper = None
+
+    async def _pass_on_places(self, coordinator: CoordinatorHandle, status: CoordinatorStatus) -> None:
+        """At every change, and to every coordinator that has not heard of them: a restarted one has forgotten."""
+        if status.incarnation != self._places_told_to or self._places != self._places_now():
+            await self._tell_places(coordinator)
+            self._places_told_to = status.incarnation
+
+    async def _tell_places(self, coordinator: CoordinatorHandle) -> None:
+        self._places = self._places_now()
+        await coordinator.places(self._places)
+
+    def _places_now(self) -> Places:
+        with_worker = {number: slot for number, slot in self._slots.items() if slot.worker is not None}
+        return Places(
+            placed=frozenset(number for number, slot in with_worker.items() if slot.is_placed),
+            pending=frozenset(number for number, slot in with_worker.items() if not slot.is_placed),
+            lost=frozenset(number for number, slot in self._slots.items() if slot.is_lost),
+        )
+
+    def _is_without_replicas(self, status: CoordinatorStatus) -> bool:
+        """There were some, there is none, and none will come: a fleet that waits for a node is none of these."""
+        keepers = self._keepers()
+        if not keepers or any(slot.is_kept for slot in self._slots.values()):
+            return False
+        if self._drain_until is not None:
+            return True
+        knows_places = status.incarnation == self._places_told_to and status.phase is Phase.RUNNING
+        return knows_places and not any(self._slots[number].keeper is None for number in status.open_slots)
+
+    async def _end_without_replicas(self, coordinator: CoordinatorHandle, since: float) -> None:
         """A lost replica is a smaller fleet; the last one's loss ends the run, once finished rows are published."""
-        failed = [error for replica in replicas if (error := replica.exception()) is not None]
+        failed = [error for keeper in self._keepers() if keeper.done() and (error := keeper.exception()) is not None]
         if failed and self._drain_until is None:
             self._drain(LEAVE_SECONDS / 2)  # for the store: nothing is in work any more
             status = await coordinator.status()
@@ -360,6 +457,19 @@ class _RestartCount:
                 f"the coordinator died {self._restarts} times without publishing anything in between;"
                 " its log in the Ray session's folder says why. Nothing committed is lost."
             )
+
+
+def _has_let_go(keeper: asyncio.Task[Left]) -> bool:
+    """Its slot was closed, and may be opened again."""
+    return keeper.cancelled() or (keeper.exception() is None and keeper.result() is Left.RELEASED)
+
+
+async def _cancelled(keepers: Iterable[asyncio.Task[Left] | None]) -> None:
+    """They have ended."""
+    ending = [keeper for keeper in keepers if keeper is not None]
+    for keeper in ending:
+        keeper.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)
 
 
 def _told(error: Exception) -> str:

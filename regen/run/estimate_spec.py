@@ -23,6 +23,7 @@ from regen.run.calibrate import choice_among
 from regen.run.estimate import (
     ASSUMED_OFF,
     ASSUMED_SPREAD,
+    BYTES_PER_FILE,
     Basis,
     Estimate,
     FullSpeed,
@@ -43,7 +44,7 @@ from regen.store.replay import replay
 from regen.store.storage import open_storage
 from regen.store.tally import newest_tally, tally_of
 
-_GONE = (SlotState.STARTING, SlotState.GONE)
+_GONE = (SlotState.STARTING, SlotState.GONE, SlotState.RELEASED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +75,38 @@ class Disk:
 
 
 @dataclass(frozen=True, slots=True)
+class Fleet:
+    """The run with so many replicas from beginning to end: servers, and engines of our own."""
+
+    replicas: int
+    held: Resources
+    speed: FullSpeed | None
+    found: Estimate
+
+
+@dataclass(frozen=True, slots=True)
 class SpecEstimate:
-    """The estimate of one spec. `is_frozen`: of the plan in the run folder. `needs` says what would tell more."""
+    """The estimate of one spec. `is_frozen`: of the plan in the run folder. `needs` says what would tell more.
+
+    `fleets` is one, or two where the spec leaves the number of engines open: the fewest and the most.
+    """
 
     spec: RunSpec
     is_frozen: bool
     native: int
-    found: Estimate
-    speed: FullSpeed | None
-    held: Resources
+    fleets: tuple[Fleet, ...]
     disk: Disk | None
     assumed_answer_tokens: float | None
+
+    @property
+    def found(self) -> Estimate:
+        """With the fewest replicas."""
+        return self.fleets[0].found
+
+    @property
+    def speed(self) -> FullSpeed | None:
+        """Of the fewest replicas."""
+        return self.fleets[0].speed
 
     @property
     def currency(self) -> str | None:
@@ -117,9 +139,19 @@ class SpecEstimate:
             yield f"{by_basis[Basis.OTHERS]} sources have no row yet, and go by the others' answers."
         if self.assumed_answer_tokens is not None and by_basis[Basis.MADE]:
             yield "Sources of which rows are made go by these, not by --answer-tokens."
-        if self.speed is not None:
-            yield _speed_note(self.speed, self.held)
+        for fleet in self.fleets:
+            if fleet.speed is not None:
+                yield _speed_note(fleet.speed, fleet.held)
+        yield from self._server_notes()
         yield "Not in it: starting engines, warm-ups, calibration, failed attempts, stalls."
+
+    def _server_notes(self) -> Iterator[str]:
+        servers = len(self.spec.engine.endpoints)
+        if not servers:
+            return
+        yield f"{_counted(servers, 'server')} of somebody else: their GPUs and what they cost are not in it."
+        if self.speed is not None and self.speed.basis is SpeedBasis.CALIBRATED:
+            yield "Their speed is not calibrated, and not in it either: with them it takes less."
 
     def view(self) -> EstimateView:
         """For a terminal."""
@@ -139,14 +171,23 @@ class SpecEstimate:
         yield "plan", "the frozen one" if self.is_frozen else "as the sources are now"
         yield "prompt tokens", f"{_short(found.prompt_tokens)}"
         yield "output tokens", f"{_range(found.output_tokens)}, at most {_short(found.most_output_tokens)}"
-        yield _time(found.hours)
-        if self.held.gpus:
-            yield "GPU hours", f"{_range(found.gpu_hours)} on {self.held.gpus:g} GPUs"
-            yield "cost", f"{_range(found.cost)} {self.currency or ''}".rstrip()
+        for fleet in self.fleets:
+            yield from self._fleet_facts(fleet, f", {_counted(fleet.replicas, 'replica')}" if self.fleets[1:] else "")
         yield "disk", "not known" if self.disk is None else self.disk.text()
 
+    def _fleet_facts(self, fleet: Fleet, which: str) -> Iterator[tuple[str, str]]:
+        found = fleet.found
+        unit, hours = _time(found.hours)
+        yield unit + which, hours
+        if fleet.held.gpus:
+            yield f"GPU hours{which}", f"{_range(found.gpu_hours)} on {fleet.held.gpus:g} GPUs"
+            yield f"cost{which}", f"{_range(found.cost)} {self.currency or ''}".rstrip()
+
     def to_json(self) -> dict[str, Any]:
-        """For machines. Ranges are {low, mid, high}; null: not known, and `needs` says why."""
+        """For machines. Ranges are {low, mid, high}; null: not known, and `needs` says why.
+
+        What depends on the number of replicas is that of the fewest, and in `fleets` that of each.
+        """
         found = self.found
         return {
             "name": self.spec.name,
@@ -157,11 +198,8 @@ class SpecEstimate:
             "prompt_tokens": round(found.prompt_tokens),
             "output_tokens": _json(found.output_tokens),
             "most_output_tokens": found.most_output_tokens,
-            "tokens_per_second": None if self.speed is None else _json(self.speed.tokens_per_second),
-            "speed_basis": None if self.speed is None else self.speed.basis.value,
-            "hours": _json(found.hours),
-            "gpu_hours": _json(found.gpu_hours),
-            "cost": _json(found.cost),
+            **_fleet_json(self.fleets[0]),
+            "fleets": [_fleet_json(fleet) for fleet in self.fleets],
             "currency": self.currency,
             "row_bytes": found.row_bytes,
             "disk_bytes": None if self.disk is None else {**asdict(self.disk), "peak": self.disk.peak},
@@ -196,16 +234,33 @@ def _estimated(
     records: Sequence[Record],
 ) -> SpecEstimate:
     """`storage` None: the plan is not frozen, and nothing is made."""
+    sources = source_facts(spec, summary, totals)
+    stored = None if storage is None else _stored(storage, totals, records)
+    fleets = []
+    for engines in _own_engines(spec):
+        held, speed = _held(spec, given, engines), known_speed(spec, given, totals, records, engines)
+        found = estimate(sources, speed, held, given.answer_tokens, None if stored is None else stored.row_bytes)
+        fleets.append(Fleet(len(spec.engine.endpoints) + engines, held, speed, found))
+    disk = _disk(spec, summary, fleets[0].found, stored)
+    return SpecEstimate(spec, storage is not None, summary.native, tuple(fleets), disk, given.answer_tokens)
+
+
+def _held(spec: RunSpec, given: Assumptions, engines: int) -> Resources:
+    """What a fleet with so many engines of our own holds."""
     price = given.gpu_hour_price
     if price is None and spec.price is not None:
         price = spec.price.per_gpu_hour
-    held = Resources(spec.engine.slots * spec.engine.most_replicas, gpus_per_replica(spec) * spec.engine.own.max, price)
-    speed = known_speed(spec, given, totals, records)
-    sources = source_facts(spec, summary, totals)
-    row_bytes = None if storage is None else _row_bytes(storage, totals, records)
-    found = estimate(sources, speed, held, given.answer_tokens, row_bytes)
-    disk = _disk(summary, found)
-    return SpecEstimate(spec, storage is not None, summary.native, found, speed, held, disk, given.answer_tokens)
+    return Resources(_slots(spec, engines), gpus_per_replica(spec) * engines, price)
+
+
+def _own_engines(spec: RunSpec) -> list[int]:
+    """The fewest and the most; with none at all and no server, nothing is ever made."""
+    fewest = spec.engine.own.min if spec.engine.endpoints else max(1, spec.engine.own.min)
+    return sorted({fewest, max(fewest, spec.engine.own.max)})
+
+
+def _slots(spec: RunSpec, engines: int) -> int:
+    return sum(one.slots or spec.engine.slots for one in spec.engine.endpoints) + spec.engine.slots * engines
 
 
 def source_facts(spec: RunSpec, summary: PlanSummary, totals: Totals) -> list[SourceFacts]:
@@ -245,15 +300,18 @@ def _settled(summary: PlanSummary) -> Counter[tuple[str, Status]]:
     return counts
 
 
-def known_speed(spec: RunSpec, given: Assumptions, totals: Totals, records: Sequence[Record]) -> FullSpeed | None:
+def known_speed(
+    spec: RunSpec, given: Assumptions, totals: Totals, records: Sequence[Record], engines: int
+) -> FullSpeed | None:
+    """Of a fleet with so many engines of our own. What is calibrated is these alone: servers have no arms."""
     if given.tokens_per_second is not None:
         return FullSpeed(Range(*[given.tokens_per_second] * 3), SpeedBasis.GIVEN)
     choice = choice_among(records, spec)
-    for figures in choice.arms if choice is not None else ():
+    for figures in choice.arms if choice is not None and engines else ():
         if choice is not None and figures["arm"] == choice.arm:
             one = Range(figures["low"], figures["tokens_per_second"], figures["high"])
-            return FullSpeed(one.times(spec.engine.most_replicas), SpeedBasis.CALIBRATED)
-    return measured_speed(tally_of(newest_tally(records)), totals, spec.engine.slots * spec.engine.most_replicas)
+            return FullSpeed(one.times(engines), SpeedBasis.CALIBRATED)
+    return measured_speed(tally_of(newest_tally(records)), totals, _slots(spec, engines))
 
 
 def measured_speed(tally: Tally, totals: Totals, slots: int) -> FullSpeed | None:
@@ -268,21 +326,36 @@ def measured_speed(tally: Tally, totals: Totals, slots: int) -> FullSpeed | None
     return FullSpeed(Range(low, math.sqrt(low * high), high), SpeedBasis.MEASURED)
 
 
-def _row_bytes(storage: Storage, totals: Totals, records: Sequence[Record]) -> float | None:
-    """By the journal, which a closed run has no more."""
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """The journal as it is: what a row in it takes, files apart, and how many files there are."""
+
+    row_bytes: float
+    files: int
+
+
+def _stored(storage: Storage, totals: Totals, records: Sequence[Record]) -> _Stored | None:
+    """None: nothing is made, or the run is closed, and its journal may be gone."""
     if any(isinstance(record, RunClosed) for record in records):
         return None
-    rows = sum(sum(made.lengths) for made in totals.by_source.values())
-    stored = sum(file.size for file in storage.list(JOURNAL))
-    return stored / rows if rows else None
+    rows, files = sum(sum(made.lengths) for made in totals.by_source.values()), list(storage.list(JOURNAL))
+    if not rows:
+        return None
+    stored = sum(file.size for file in files)
+    return _Stored(max(0.0, stored - len(files) * BYTES_PER_FILE) / rows, len(files))
 
 
-def _disk(summary: PlanSummary, found: Estimate) -> Disk | None:
+def _disk(spec: RunSpec, summary: PlanSummary, found: Estimate, stored: _Stored | None) -> Disk | None:
+    """A file in the journal for each interval to come; where hours are not known these are left out."""
     if found.row_bytes is None:
         return None
-    made = sum(source.rows for source in found.sources) * found.row_bytes
+    rows = sum(source.rows for source in found.sources) * found.row_bytes
     plan = sum(part.bytes for part in summary.parts)
-    return Disk(plan, made, made + plan * summary.native / max(1, summary.rows))
+    settled = plan * (1 - sum(source.rows for source in found.sources) / max(1, summary.rows))
+    intervals = 0.0 if found.hours is None else found.hours.mid * 3600 / spec.checkpoint.interval_seconds
+    files = (stored.files if stored is not None else 0) + min(intervals, found.left)
+    shards = math.ceil(summary.rows / spec.checkpoint.rows_per_shard)
+    return Disk(plan, rows + files * BYTES_PER_FILE, rows + settled + shards * BYTES_PER_FILE)
 
 
 # --- words -----------------------------------------------------------------------------------------
@@ -326,6 +399,23 @@ def _short(value: float) -> str:
         if value >= unit:
             return f"{value / unit:.3g}{name}"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _fleet_json(fleet: Fleet) -> dict[str, Any]:
+    speed, found = fleet.speed, fleet.found
+    return {
+        "replicas": fleet.replicas,
+        "gpus": fleet.held.gpus,
+        "tokens_per_second": None if speed is None else _json(speed.tokens_per_second),
+        "speed_basis": None if speed is None else speed.basis.value,
+        "hours": _json(found.hours),
+        "gpu_hours": _json(found.gpu_hours),
+        "cost": _json(found.cost),
+    }
 
 
 def _json(found: Range | None) -> dict[str, float] | None:

@@ -2,6 +2,8 @@
 
     sample -> preflight of the head -> one engine -> the stored prompts again -> figures by source
 
+The engine is the spec's own; of a run over servers alone, its first server, with the head that it runs.
+
 Writes nothing into the run. The run may be unfinished, or be running; then the two engines share the machine. Costs one
 engine start and the sampled answers once more. At temperature 0 the answers are the stored ones, up to ties of the
 engine's arithmetic; how many came out identical is counted.
@@ -26,13 +28,16 @@ from regen.run.preflight import examine, require_healthy
 from regen.run.record import RunRecord, engine_version, require_record
 from regen.run.replica import build_engine
 from regen.run.sample import sample_rows
-from regen.run.start import aside_setup
+from regen.run.setup import WorkerSetup
+from regen.run.start import aside_setup, own_engine
 from regen.run.wanted import wanted_speculation
 from regen.spec import RunSpec, SpeculationSpec, TargetSpec, parse_spec, with_absolute_paths
 from regen.speculative.acceptance import Difference, Pair, Tally, Verdict, difference, verdict
 from regen.speculative.gate_causes import Trouble, causes_of
 
 Say = Callable[[str], None]
+# Nothing is calibrated, gated or watched here; a spec with servers takes no other words for it.
+_OF_SERVERS = {"calibrate": "off", "gate": "warn", "guard": "warn"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +155,9 @@ def evaluate(storage: Storage, draft: str, options: dict[str, Any], rows_per_sou
     stored = [one for row in rows for one in _stored(row)]
     if not stored:
         raise SpecError(f"{storage.url} holds no committed answers yet: there is nothing to evaluate a head on")
-    engine = build_engine(aside_setup(record.model_copy(update={"spec": spec}), target, storage.url, "evaluate"))
+    setup = own_engine(aside_setup(record.model_copy(update={"spec": spec}), target, storage.url, "evaluate"))
+    _say_whose_head(setup, say)
+    engine = build_engine(setup)
     info, results = asyncio.run(answer_again(engine, spec.engine, [one.generation for one in stored], say))
     return _evaluation(spec.speculation, info, len(rows), stored, results)
 
@@ -158,11 +165,20 @@ def evaluate(storage: Storage, draft: str, options: dict[str, Any], rows_per_sou
 def _with_head(spec: RunSpec, wanted: SpeculationSpec | None, draft: str, options: dict[str, Any]) -> RunSpec:
     """The run's spec with another speculation. Nothing else of the run's own speculation belongs to this head."""
     own = {"num_tokens": wanted.num_tokens} if wanted is not None else {}
-    section = {**own, **options, "draft": draft}
+    section = {**(_OF_SERVERS if spec.engine.endpoints else {}), **own, **options, "draft": draft}
     if not section.get("num_tokens"):
         raise SpecError("--num-tokens is missing: the run has no speculation to take it from")
-    given = parse_spec({**spec.model_dump(mode="json"), "speculation": section}, origin="regen evaluate")
+    raw = spec.model_dump(mode="json")
+    if spec.engine.own.max:
+        raw["engine"]["endpoints"] = []  # an engine of our own can be started with any head
+    given = parse_spec({**raw, "speculation": section}, origin="regen evaluate")
     return with_absolute_paths(given)
+
+
+def _say_whose_head(setup: WorkerSetup, say: Say) -> None:
+    endpoint = setup.run.spec.engine.endpoint_of(setup.worker.slot)
+    if endpoint is not None:
+        say(f"note: {endpoint.url} runs whatever head it was started with: nothing switches it from here")
 
 
 def _at_recorded_commit(spec: RunSpec, record: RunRecord) -> TargetSpec:

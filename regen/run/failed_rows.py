@@ -1,13 +1,19 @@
-"""What is written down for a row that has no answer: its attempts are used up, or no file takes what was made."""
+"""What is written down for a row that has no answer: its attempts are used up, or no file takes what was made.
+
+An engine's error may quote a secret of its process, and what is written down is read by others: values of variables
+that are named like secrets are taken out here, in the worker's process, before anything leaves it.
+"""
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pyarrow as pa
 
 from regen.data.text import DETAIL_CHARS, printable
-from regen.records import Observed, OutputRow, PlannedRow, Role, Stage, Status, WorkerId
+from regen.observe.log import without_secrets
+from regen.records import FailedAttempt, Observed, OutputRow, PlannedRow, Role, Stage, Status, WorkerId
 from regen.rows import to_table
 from regen.run.reading import effective_template_kwargs
 from regen.run.schedule import Exhausted
@@ -22,6 +28,16 @@ def storable_table(row: OutputRow) -> pa.Table:
         return to_table([row])
     except Exception as error:
         return to_table([_unstorable(row, error)])
+
+
+def failed_attempt(ordinal: int, reason: str, detail: str) -> FailedAttempt:
+    """What a worker says of an attempt that failed."""
+    return FailedAttempt(ordinal, reason, without_secrets(detail, os.environ))
+
+
+def refusal_detail(text: str) -> str:
+    """For a row that can never be sent. Cut last: half a secret would not be found."""
+    return printable(without_secrets(text, os.environ), DETAIL_CHARS)
 
 
 def failed_row(planned: PlannedRow, exhausted: Exhausted, worker: WorkerId, setup: RunSetup, round_: int) -> OutputRow:

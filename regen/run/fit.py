@@ -1,7 +1,7 @@
 """Would this spec fit on that cluster: what a replica asks for against what nodes have and say. Pure.
 
 It judges the cluster as it is at this moment. It does not know what other jobs will take, whether an autoscaler would
-bring nodes, nor whether the weights fit into a GPU's memory.
+bring nodes, nor how much of a GPU's memory an engine needs beside the weights.
 """
 
 from __future__ import annotations
@@ -11,16 +11,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from regen.spec import DRAFTLESS_METHODS, RunSpec, VllmEngineSpec
+from regen.run.placement import Placement, own_placement
+from regen.spec import DRAFTLESS_METHODS, OpenaiEngineSpec, RunSpec, VllmEngineSpec
 from regen.speculative.evidence import Finding, Severity
 
-# Each multiplies the devices that one vLLM engine drives; vLLM's names.
-PARALLEL_ARGS = (
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "data_parallel_size",
-    "prefill_context_parallel_size",
-)
 # So many nodes are named in one finding.
 _NAMED = 6
 # 7 / 0.07 is a hair below 100, and 7 * 0.1 a hair above 0.7.
@@ -29,32 +23,45 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A model's files on one node: how many, their bytes, and a digest over names and sizes (not over contents)."""
+    """A model's files on one node: how many, their bytes, and a digest over names and sizes (not over contents).
+
+    `missing` are files of weights that its index names and that are not there.
+    """
 
     files: int
     bytes: int
     digest: str
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """What every node is asked: of these folders, these hub models (name and revision), sources, installed packages."""
+    """What every node is asked: of these folders, these hub models (name and revision), sources, installed packages.
+
+    `engine_only` are those names that only nodes with an engine of our own need: the draft, vLLM.
+    """
 
     folders: tuple[str, ...]
     hub_models: tuple[tuple[str, str | None], ...]
     sources: tuple[str, ...]
     packages: tuple[str, ...]
+    engine_only: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What one node says. A folder that is not there is None; so is a package."""
+    """What one node says. A folder that is not there is None; so is a package.
+
+    `is_offline`: nothing is fetched from the hub there. `gpu_memory_bytes` are its GPUs', where its driver tells.
+    """
 
     python: str
     packages: Mapping[str, str | None]
     folders: Mapping[str, Folder | None] = field(default_factory=dict)
     cached_models: frozenset[str] = frozenset()
     sources_missing: tuple[str, ...] = ()
+    is_offline: bool = False
+    gpu_memory_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +78,29 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a run asks of a cluster. `devices` are those that one engine's parallel sizes multiply to."""
+    """What a run asks of a cluster: `fewest` to `most` replicas that Ray has to place, each so.
 
-    replicas: int
-    cpus: float
-    gpus: float
-    devices: int
-    parallel: Mapping[str, int]
-    executor: str | None
-    is_vllm: bool
+    `servers` run elsewhere, and who sends rows to one takes no room, on any node. `devices` are those that one engine's
+    `parallel` sizes multiply to.
+    """
+
+    fewest: int
+    most: int
+    placement: Placement
+    servers: int = 0
+    parallel: Mapping[str, int] = field(default_factory=dict)
+    devices: int = 1
+    is_vllm: bool = False
+
+    @property
+    def cpus(self) -> float:
+        """Of one replica, on all its nodes together."""
+        return self.placement.cpus * max(1, self.placement.bundles)
+
+    @property
+    def gpus(self) -> float:
+        """Of one replica, on all its nodes together."""
+        return self.placement.gpus or float(self.placement.bundles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,53 +115,62 @@ class Evidence:
 
     @property
     def places(self) -> int:
-        """How many replicas the nodes have room for, each on one node, when nobody else is there."""
-        return sum(places_on(node, self.demand) for node in self.nodes)
+        """How many replicas the nodes have room for when nobody else is there, up to the most that are asked for."""
+        demand, rooms = self.demand, sum(rooms_on(node, self.demand) for node in self.nodes)
+        return min(demand.most, rooms // max(1, demand.placement.bundles))
 
     @property
     def hosts(self) -> list[Node]:
-        """Nodes that a replica could come to; all of them, where none is large enough."""
-        return [node for node in self.nodes if places_on(node, self.demand)] or list(self.nodes)
+        """Nodes that an engine, or a part of one, could come to; all of them, where none is large enough."""
+        return [node for node in self.nodes if rooms_on(node, self.demand)] or list(self.nodes)
+
+    def needing(self, name: str) -> list[Node]:
+        """Nodes that must have this folder, model or package."""
+        return list(self.nodes) if self.demand.servers and name not in self.questions.engine_only else self.hosts
 
 
 def demand_of(spec: RunSpec) -> Demand:
     """As run/cluster.py will ask Ray for it."""
-    engine = spec.engine
+    engine, servers = spec.engine, len(spec.engine.endpoints)
+    placement = own_placement(engine)
+    if isinstance(engine, OpenaiEngineSpec):
+        return Demand(servers, servers, placement, servers)
+    fewest, most = engine.own.min, engine.own.max
     if not isinstance(engine, VllmEngineSpec):
-        return Demand(engine.most_replicas, engine.cpus_per_replica, 0.0, 1, {}, None, is_vllm=False)
-    parallel = {name: size for name in PARALLEL_ARGS if isinstance(size := engine.args.get(name), int) and size > 1}
-    executor = engine.args.get("distributed_executor_backend")
-    return Demand(
-        engine.most_replicas,
-        engine.cpus_per_replica,
-        engine.gpus_per_replica,
-        math.prod(parallel.values()),
-        parallel,
-        None if executor is None else str(executor),
-        is_vllm=True,
-    )
+        return Demand(fewest, most, placement, servers)
+    return Demand(fewest, most, placement, servers, engine.parallel, engine.devices, is_vllm=True)
 
 
 def questions_of(spec: RunSpec) -> Questions:
     """Of a spec whose paths are absolute (`spec.with_absolute_paths`): any other name is a model on the hub."""
-    models = [(spec.target.model, spec.target.revision)]
-    speculation = spec.speculation
-    if speculation is not None and speculation.draft is not None and speculation.method not in DRAFTLESS_METHODS:
-        revision = speculation.args.get("revision")
-        models.append((speculation.draft, None if revision is None else str(revision)))
+    models = [(spec.target.model, spec.target.revision), *_draft(spec)]
     return Questions(
         folders=tuple(name for name, _ in models if name.startswith("/")),
         hub_models=tuple((name, revision) for name, revision in models if not name.startswith("/")),
         sources=tuple(source.path for source in spec.sources if source.path.startswith("/")),
         packages=("regen", "ray", "transformers", *(("vllm",) if isinstance(spec.engine, VllmEngineSpec) else ())),
+        engine_only=frozenset({"vllm", *(name for name, _ in _draft(spec))}),
     )
 
 
-def places_on(node: Node, demand: Demand) -> int:
-    """How many replicas this node has room for; the number asked for where a replica asks for nothing."""
-    asked = [(node.gpus, demand.gpus), (node.cpus, demand.cpus)]
+def _draft(spec: RunSpec) -> list[tuple[str, str | None]]:
+    """The draft that engines of our own load; a server's is the server's."""
+    speculation = spec.speculation
+    if speculation is None or speculation.draft is None or speculation.method in DRAFTLESS_METHODS:
+        return []
+    if isinstance(spec.engine, OpenaiEngineSpec):
+        return []
+    revision = speculation.args.get("revision")
+    return [(speculation.draft, None if revision is None else str(revision))]
+
+
+def rooms_on(node: Node, demand: Demand) -> int:
+    """How many replicas this node has room for, or bundles of one that lies over several; bounded by what is asked for,
+    where a replica asks for nothing."""
+    placement = demand.placement
+    asked = [(node.gpus, 1.0 if placement.bundles else placement.gpus), (node.cpus, placement.cpus)]
     rooms = [math.floor(has / wants + _ROUNDING) for has, wants in asked if wants > 0]
-    return min([demand.replicas, *rooms])
+    return min([demand.most * max(1, placement.bundles), *rooms])
 
 
 def fit(evidence: Evidence) -> list[Finding]:
@@ -153,36 +183,57 @@ def fit(evidence: Evidence) -> list[Finding]:
 
 def _replica_too_large(evidence: Evidence) -> Finding | None:
     demand = evidence.demand
-    if evidence.places or not evidence.nodes:
+    if evidence.places or not evidence.nodes or not demand.most:
         return None
-    largest = max(evidence.nodes, key=lambda node: (node.gpus, node.cpus))
     return Finding(
         "replica-too-large",
         Severity.REFUSE,
-        f"one replica asks for {_resources(demand.cpus, demand.gpus)} on one node, and no node has that; the largest,"
-        f" {largest.name}, has {_resources(largest.cpus, largest.gpus)}",
+        _over_all_nodes(evidence) if demand.placement.bundles else _on_one_node(evidence),
         "Ray would keep every replica waiting, and the run would make nothing.",
-        "Lower engine.gpus_per_replica (and with it the parallel sizes) or engine.cpus_per_replica, or add nodes.",
+        "Lower engine.gpus_per_replica (and with it the parallel sizes) or engine.cpus_per_replica, or add nodes."
+        + _could_span(evidence),
     )
+
+
+def _on_one_node(evidence: Evidence) -> str:
+    largest = max(evidence.nodes, key=lambda node: (node.gpus, node.cpus))
+    return (
+        f"one replica asks for {evidence.demand.placement} on one node, and no node has that; the largest,"
+        f" {largest.name}, has {_resources(largest.cpus, largest.gpus)}"
+    )
+
+
+def _over_all_nodes(evidence: Evidence) -> str:
+    rooms = sum(rooms_on(node, evidence.demand) for node in evidence.nodes)
+    return f"one replica asks for {evidence.demand.placement} and all nodes together have {rooms} such places"
+
+
+def _could_span(evidence: Evidence) -> str:
+    demand = evidence.demand
+    total = sum(node.gpus for node in evidence.nodes)
+    if demand.placement.bundles or demand.devices < 2 or demand.gpus != demand.devices or total < demand.gpus:
+        return ""
+    return " With engine.args.distributed_executor_backend: ray one engine may lie over several nodes."
 
 
 def _too_few_places(evidence: Evidence) -> Finding | None:
     demand, places = evidence.demand, evidence.places
-    if not places or places >= demand.replicas:
+    if not places or places >= demand.fewest:
         return None
+    key = "engine.replicas" if demand.fewest == demand.most else "engine.replicas.min"
     return Finding(
         "too-few-places",
         Severity.REFUSE,
-        f"{demand.replicas} replicas of {_resources(demand.cpus, demand.gpus)} are asked for, and there is room for"
+        f"{demand.fewest} replicas of {_resources(demand.cpus, demand.gpus)} are asked for, and there is room for"
         f" {places}",
-        f"A run would start all the same, and {demand.replicas - places} replicas would wait for a node.",
-        f"Set engine.replicas to {places}, or add nodes.",
+        f"A run would start all the same, and {demand.fewest - places} replicas would wait for a node.",
+        f"Set {key} to {places}, or add nodes.",
     )
 
 
 def _busy_now(evidence: Evidence) -> Finding | None:
     demand = evidence.demand
-    wanted = min(demand.replicas, evidence.places)
+    wanted = min(demand.fewest, evidence.places)
     cpus, gpus = wanted * demand.cpus, wanted * demand.gpus
     if cpus <= evidence.free_cpus + _ROUNDING and gpus <= evidence.free_gpus + _ROUNDING:
         return None
@@ -197,20 +248,6 @@ def _busy_now(evidence: Evidence) -> Finding | None:
 
 
 # --- what an engine does with its GPUs ---------------------------------------------------------------
-
-
-def _parallel_beyond_gpus(evidence: Evidence) -> Finding | None:
-    demand = evidence.demand
-    if not demand.gpus or demand.devices <= max(demand.gpus, 1):
-        return None
-    return Finding(
-        "parallel-beyond-gpus",
-        Severity.REFUSE,
-        f"engine.args ask for {_parallel(demand)} = {demand.devices} devices, and engine.gpus_per_replica is"
-        f" {demand.gpus:g}",
-        "The engine sees only the GPUs that Ray has reserved for it, and would end while it starts.",
-        f"Set engine.gpus_per_replica to {demand.devices}, or lower the parallel sizes.",
-    )
 
 
 def _gpus_beyond_parallel(evidence: Evidence) -> Finding | None:
@@ -236,20 +273,45 @@ def _gpus_unused(evidence: Evidence) -> Finding | None:
         "gpus-unused",
         Severity.WARN,
         f"engine.gpus_per_replica is 0, and the cluster has {gpus:g} GPUs",
-        "Ray hides GPUs from whoever reserves none: only vLLM's CPU build starts so.",
+        "vLLM's CPU build leaves them idle. Its GPU build takes the node's first ones, which Ray gives to others too.",
         "Set engine.gpus_per_replica.",
     )
 
 
-def _executor_over_nodes(evidence: Evidence) -> Finding | None:
-    if evidence.demand.executor != "ray":
+def _tensor_parallel_over_nodes(evidence: Evidence) -> Finding | None:
+    size = evidence.demand.parallel.get("tensor_parallel_size", 1)
+    most = max((rooms_on(node, evidence.demand) for node in evidence.nodes), default=0)
+    if not evidence.demand.placement.bundles or not evidence.places or size <= most:
         return None
     return Finding(
-        "executor-over-nodes",
-        Severity.REFUSE,
-        "engine.args.distributed_executor_backend is 'ray'",
-        "vLLM would place its workers by itself and wait for GPUs that the replica's own actor holds.",
-        "Leave it out: an engine's processes run on its replica's node. An engine over several nodes is not supported.",
+        "tensor-parallel-over-nodes",
+        Severity.WARN,
+        f"engine.args.tensor_parallel_size is {size}, and no node has room for more than {most} of its GPUs",
+        "Every layer's sums cross the network between nodes: many times slower, unless that is InfiniBand or the like.",
+        f"Set tensor_parallel_size to {most} at most, and pipeline_parallel_size to the number of nodes.",
+    )
+
+
+def _weights_beyond_memory(evidence: Evidence) -> Finding | None:
+    """A sure sign only for weights that are loaded as they are stored."""
+    demand, told = evidence.demand, list[str]()
+    path = next((path for path in evidence.questions.folders if path not in evidence.questions.engine_only), None)
+    for node in evidence.hosts if demand.is_vllm and demand.gpus else []:
+        answers = node.answers
+        if answers is None or not answers.gpu_memory_bytes or path is None or (folder := answers.folders[path]) is None:
+            continue
+        has = min(answers.gpu_memory_bytes) * demand.devices / demand.parallel.get("data_parallel_size", 1)
+        if folder.bytes > has:
+            told.append(f"{path} has {folder.bytes:,} bytes, and {node.name} {has:,.0f} for one copy of them")
+    if not told:
+        return None
+    return Finding(
+        "weights-beyond-memory",
+        Severity.WARN,
+        told[0] + (f", and so on {len(told) - 1} more nodes" if len(told) > 1 else ""),
+        "Unless they are quantised while they are loaded, or experts are spread over data-parallel ranks, the engine"
+        " ends while it starts.",
+        "Raise tensor_parallel_size or pipeline_parallel_size, and engine.gpus_per_replica with them.",
     )
 
 
@@ -271,9 +333,9 @@ def _node_silent(evidence: Evidence) -> Finding | None:
 
 def _package_missing(evidence: Evidence) -> Finding | None:
     missing: dict[str, list[Node]] = defaultdict(list)
-    for node in evidence.hosts:
-        for package, version in (node.answers.packages if node.answers else {}).items():
-            if version is None:
+    for package in evidence.questions.packages:
+        for node in evidence.needing(package):
+            if node.answers is not None and node.answers.packages[package] is None:
                 missing[package].append(node)
     if not missing:
         return None
@@ -337,7 +399,8 @@ def _version(node: Node, package: str) -> str | None:
 def _weights_missing(evidence: Evidence) -> Finding | None:
     told = list[str]()
     for path in evidence.questions.folders:
-        without = [node for node in evidence.hosts if node.answers is not None and node.answers.folders[path] is None]
+        needing = evidence.needing(path)
+        without = [node for node in needing if node.answers is not None and node.answers.folders[path] is None]
         if without:
             told.append(f"{path} is not on {_names(without)}")
     if not told:
@@ -351,11 +414,29 @@ def _weights_missing(evidence: Evidence) -> Finding | None:
     )
 
 
+def _weights_incomplete(evidence: Evidence) -> Finding | None:
+    told = list[str]()
+    for path in evidence.questions.folders:
+        for node in evidence.needing(path):
+            folder = node.answers.folders[path] if node.answers is not None else None
+            if folder is not None and folder.missing:
+                told.append(f"{path} on {node.name} lacks {len(folder.missing)} files: {folder.missing[0]}, ...")
+    if not told:
+        return None
+    return Finding(
+        "weights-incomplete",
+        Severity.REFUSE,
+        "; ".join(told[:_NAMED]),
+        "Its index names them: an engine there ends while it loads.",
+        "Copy or fetch the folder again, whole.",
+    )
+
+
 def _weights_differ(evidence: Evidence) -> Finding | None:
     told = list[str]()
     for path in evidence.questions.folders:
         groups: dict[Folder, list[Node]] = defaultdict(list)
-        for node in evidence.hosts:
+        for node in evidence.needing(path):
             folder = node.answers.folders[path] if node.answers is not None else None
             if folder is not None:
                 groups[folder].append(node)
@@ -374,18 +455,26 @@ def _weights_differ(evidence: Evidence) -> Finding | None:
 
 
 def _weights_not_cached(evidence: Evidence) -> Finding | None:
-    told = list[str]()
-    for name, _ in evidence.questions.hub_models:
-        without = [node for node in evidence.hosts if node.answers and name not in node.answers.cached_models]
-        if without:
-            told.append(f"{name} is not in the cache of {_names(without)}")
-    if not told:
+    without = [
+        (name, node)
+        for name, _ in evidence.questions.hub_models
+        for node in evidence.needing(name)
+        if node.answers is not None and name not in node.answers.cached_models
+    ]
+    if not without:
         return None
+    told = [
+        f"{name} is not whole in the cache of {_names([node for other, node in without if other == name])}"
+        for name in dict.fromkeys(name for name, _ in without)
+    ]
+    offline = list({node.name: node for _, node in without if node.answers and node.answers.is_offline}.values())
     return Finding(
         "weights-not-cached",
-        Severity.NOTE,
-        "; ".join(told),
-        "Each such node fetches it from the hub while its first engine starts.",
+        Severity.REFUSE if offline else Severity.NOTE,
+        "; ".join(told) + (f"; {_names(offline)} may fetch nothing (HF_HUB_OFFLINE)" if offline else ""),
+        "An engine there ends while it starts."
+        if offline
+        else "Each such node fetches it from the hub while its first engine starts.",
         "Fetch it before, or put it on shared storage and give its path.",
     )
 
@@ -409,17 +498,18 @@ CHECKS: tuple[Callable[[Evidence], Finding | None], ...] = (
     _replica_too_large,
     _too_few_places,
     _busy_now,
-    _parallel_beyond_gpus,
     _gpus_beyond_parallel,
     _gpus_unused,
-    _executor_over_nodes,
+    _tensor_parallel_over_nodes,
     _node_silent,
     _package_missing,
     _versions_differ,
     _libraries_differ,
     _weights_missing,
+    _weights_incomplete,
     _weights_differ,
     _weights_not_cached,
+    _weights_beyond_memory,
     _sources_missing,
 )
 
@@ -427,16 +517,25 @@ CHECKS: tuple[Callable[[Evidence], Finding | None], ...] = (
 def facts(evidence: Evidence) -> list[tuple[str, str]]:
     """For people: what is asked for, and each node."""
     demand = evidence.demand
-    asked = f"{demand.replicas} replicas, each {_resources(demand.cpus, demand.gpus)}"
+    count = f"{demand.fewest}" if demand.fewest == demand.most else f"{demand.fewest} to {demand.most}"
+    asked = f"{count} replicas, each {str(demand.placement).rstrip(',')}"
+    if demand.servers:
+        asked += "; all of them servers' own" if demand.servers == demand.most else f"; and {demand.servers} servers"
+    what = "GPUs of engines" if demand.placement.bundles else "replicas"
     nodes = [
         (
             node.name,
-            f"{_resources(node.cpus, node.gpus)}, room for {places_on(node, demand)}"
+            f"{_resources(node.cpus, node.gpus)}{_told_memory(node)}, room for {rooms_on(node, demand)} {what}"
             + (", head" if node.is_head else ""),
         )
         for node in evidence.nodes
     ]
     return [("asked for", asked), ("room for", str(evidence.places)), *nodes]
+
+
+def _told_memory(node: Node) -> str:
+    memory = node.answers.gpu_memory_bytes if node.answers is not None else ()
+    return f" of {min(memory) / 2**30:.0f} GiB" if memory else ""
 
 
 def _resources(cpus: float, gpus: float) -> str:

@@ -100,10 +100,9 @@ class _Stretch:
 
 
 class GarbageWatch:
-    """One per coordinator. `slots` are rows that a replica works on at once, `replicas` how many there are to be."""
+    """One per coordinator. `slots` are rows that a replica works on at once."""
 
-    def __init__(self, slots: int, replicas: int = 1) -> None:
-        self._replicas = replicas
+    def __init__(self, slots: int) -> None:
         self._fewest = max(FEWEST_ROWS, slots // 2)
         self._workers: dict[int, WorkerId] = {}
         self._history = _Share()
@@ -129,13 +128,16 @@ class GarbageWatch:
             del self._workers[worker.slot]
             self._end_stretch(worker.slot)
 
-    def too_much_garbage(self, allowed_share: float | None) -> RegenError | None:
-        """The error that ends the session, if too many of the latest rows of all replicas are garbage."""
+    def too_much_garbage(self, allowed_share: float | None, replicas: int = 1) -> RegenError | None:
+        """The error that ends the session, if too many of the latest rows of all replicas are garbage.
+
+        `replicas` there are now, or will be soon: with two, it is waited for what the other one makes.
+        """
         labels = Counter(label for _, label in self._latest if label is not None)
         garbage, rows = labels.total(), len(self._latest)
         if allowed_share is None or rows < BREAKER_ROWS or garbage <= allowed_share * rows:
             return None
-        if self._replicas > 1 and not self._is_shared(allowed_share):
+        if (replicas > 1 or self._is_of_several) and not self._is_shared(allowed_share):
             return None
         return RegenError(
             f"{garbage} of the latest {rows} rows are garbage, more than limits.degenerate_share ({allowed_share:g})"
@@ -143,6 +145,11 @@ class GarbageWatch:
             " this. Mend the cause, continue the run and open these rows again with `regen retry`; or raise the"
             " limit."
         )
+
+    @property
+    def _is_of_several(self) -> bool:
+        """The latest rows are: a replica that has left may have made them."""
+        return len({slot for slot, _ in self._latest}) > 1
 
     def _is_shared(self, allowed_share: float) -> bool:
         """Not the doing of one replica: one whose answers are all empty has made hundreds before others make one."""

@@ -34,9 +34,9 @@ class Dismissal:
 class GarbageDuty:
     """One per coordinator."""
 
-    def __init__(self, slots: int, plan_rows: int, records: Iterable[Record] = (), replicas: int = 1) -> None:
-        """`slots` and `replicas` as in `GarbageWatch`; `records` are the journal's."""
-        self._watch = GarbageWatch(slots, replicas)
+    def __init__(self, slots: int, plan_rows: int, records: Iterable[Record] = ()) -> None:
+        """`slots` as in `GarbageWatch`; `records` are the journal's."""
+        self._watch = GarbageWatch(slots)
         self._dismissed: dict[WorkerId, str] = {}
         self._made_again = OrdinalSet(plan_rows)
         # By slot, what its engine has made again, and is garbage again.
@@ -73,9 +73,9 @@ class GarbageDuty:
         self._watch.gone(worker)
         self._again.pop(worker.slot, None)
 
-    def too_much_garbage(self, allowed_share: float | None) -> RegenError | None:
+    def too_much_garbage(self, allowed_share: float | None, replicas: int = 1) -> RegenError | None:
         """As of `GarbageWatch`."""
-        return self._watch.too_much_garbage(allowed_share)
+        return self._watch.too_much_garbage(allowed_share, replicas)
 
     def _telling(self, slot: int, rows: Iterable[tuple[int, Label | None]]) -> Iterator[tuple[int, Label | None]]:
         """Rows that say something of the replica; the others are remembered."""

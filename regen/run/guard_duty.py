@@ -84,6 +84,11 @@ class GuardDuty:
         self._doubts.pop(slot, None)
         self._guard.engine_started(slot, now, speculation is not None, warmup, speculation)
 
+    def left(self, slot: int, now: float) -> None:
+        """The slot has no engine now."""
+        self._doubts.pop(slot, None)
+        self._guard.left(slot, now)
+
     def counters(self, slot: int, now: float, output_tokens: int, acceptance: Acceptance | None) -> None:
         """Totals since the engine started."""
         self._guard.counters(slot, now, output_tokens, acceptance)

@@ -9,7 +9,17 @@ from __future__ import annotations
 import asyncio
 
 from regen.errors import EngineDied
-from regen.records import CoordinatorStatus, Death, ExchangeReply, ExchangeRequest, Left, ReplicaStats, Toll, WorkerId
+from regen.records import (
+    CoordinatorStatus,
+    Death,
+    ExchangeReply,
+    ExchangeRequest,
+    Left,
+    Places,
+    ReplicaStats,
+    Toll,
+    WorkerId,
+)
 from regen.run.coordinator import Coordinator
 from regen.run.replica import build_worker
 from regen.run.setup import Assignment, RunSetup, WorkerSetup
@@ -55,11 +65,11 @@ class LocalCoordinator:
     async def assignment(self, slot: int) -> Assignment | None:
         return await self._living.assignment(slot)
 
-    async def worker_gone(self, worker: WorkerId, death: Death | None = None) -> Toll:
-        return await self._living.worker_gone(worker, death)
+    async def worker_gone(self, worker: WorkerId, death: Death | None = None, is_released: bool = False) -> Toll:
+        return await self._living.worker_gone(worker, death, is_released)
 
-    async def slot_lost(self, slot: int) -> None:
-        await self._living.slot_lost(slot)
+    async def places(self, places: Places) -> None:
+        await self._living.places(places)
 
     async def farewell(self) -> str | None:
         return await self._living.farewell()
@@ -91,6 +101,9 @@ class LocalWorker:
         if self._task.cancelled():
             raise EngineDied(f"worker {self._setup.worker.slot} was killed")
         return self._task.result()
+
+    async def placed(self) -> None:
+        """There is always room."""
 
     def stats(self) -> ReplicaStats:
         """What this worker says of itself now, also after its end."""

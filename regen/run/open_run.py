@@ -91,7 +91,7 @@ class OpenRun:
 
 
 def opened_schedule(setup: RunSetup, journal: Journal, reopened: Reopened, is_restart: bool) -> Schedule:
-    """Seeded from the journal. After a restart of this session its replicas are heard first."""
+    """Seeded from the journal. After a restart replicas are heard first: all, or those that the driver names."""
     engine, records = setup.spec.engine, journal.records
     schedule = Schedule(
         journal.done - reopened.pending,
@@ -100,7 +100,7 @@ def opened_schedule(setup: RunSetup, journal: Journal, reopened: Reopened, is_re
         adopt_until=time.monotonic() + ADOPTION_SECONDS,
         only=setup.pilot_rows if setup.purpose is Purpose.PILOT else None,
         failures=_failures(records, reopened),
-        suspects=Suspects(frozenset(range(engine.most_replicas)), has_worked=journal.totals.generations > 0),
+        suspects=Suspects(frozenset(range(engine.fewest_replicas)), has_worked=journal.totals.generations > 0),
         proven_rows=PROVEN_FILLS * engine.slots,
     )
     for record in records:

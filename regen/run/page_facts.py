@@ -39,6 +39,7 @@ from regen.records import (
     Eta,
     EtaState,
     Phase,
+    ReplicaStats,
     ReplicaTotals,
     SlotTally,
     SourceTotals,
@@ -49,8 +50,8 @@ from regen.records import (
 from regen.run.page_events import epoch, events
 from regen.run.page_samples import sampled_rows
 from regen.run.record import RunRecord, require_record
-from regen.run.run_facts import gpus_per_replica
-from regen.spec import RunSpec
+from regen.run.run_facts import most_gpus
+from regen.spec import EngineSpec, RunSpec
 from regen.store.control import Record
 from regen.store.history import Moment, read_history
 from regen.store.holder import Holder, HolderState, read_holder
@@ -297,7 +298,7 @@ def _money(spec: RunSpec, gpu_seconds: float, eta: Eta) -> Money | None:
     if spec.price is None:
         return None
     hourly = spec.price.per_gpu_hour
-    fleet_gpus = gpus_per_replica(spec) * spec.engine.own.max
+    fleet_gpus = most_gpus(spec)
     bounds = (eta.low_seconds, eta.mid_seconds, eta.high_seconds)
     if eta.state is EtaState.FINISHED or not fleet_gpus:
         bounds = (0.0, 0.0, 0.0)
@@ -328,8 +329,9 @@ def _reasons(rejected: Mapping[str, int], totals: Totals) -> tuple[ReasonFacts, 
 
 
 def _replicas(about: About, known: Known, now: Now) -> tuple[ReplicaFacts, ...]:
-    """Every slot that the spec has, or that ever made anything."""
-    slots = {*range(about.spec.engine.most_replicas), *known.totals.by_replica, *known.tally.slots}
+    """Every slot that is there from the first moment, or was ever opened."""
+    opened = now.status.replicas if now.status is not None else ()
+    slots = {*range(about.spec.engine.fewest_replicas), *known.totals.by_replica, *known.tally.slots, *opened}
     return tuple(_replica(slot, known, now) for slot in sorted(slots))
 
 
@@ -339,7 +341,7 @@ def _replica(slot: int, known: Known, now: Now) -> ReplicaFacts:
     speculation = now.status.speculation if now.status is not None else None
     return ReplicaFacts(
         slot=slot,
-        state=stats.state.value if stats else None,
+        state=_state(stats, slot, now) if stats else None,
         running_rows=stats.running_rows if stats else None,
         slots=stats.slots if stats else None,
         waiting=stats.counters.waiting if stats else None,
@@ -357,7 +359,13 @@ def _replica(slot: int, known: Known, now: Now) -> ReplicaFacts:
         stalls=tally.stalls,
         preemptions=tally.preemptions,
         slot_seconds=tally.slot_seconds,
+        engine=(stats.engine or None) if stats else None,
     )
+
+
+def _state(stats: ReplicaStats, slot: int, now: Now) -> str:
+    is_pending = now.status is not None and slot in now.status.pending_slots
+    return "waits for a node" if is_pending else stats.state.value
 
 
 def _faults(tally: Tally, now: Now) -> FaultFacts:
@@ -381,6 +389,18 @@ def _wrong_now(status: CoordinatorStatus) -> Iterator[str]:
         yield f"the run ends with an error: {status.error}"
 
 
+def _fleet(engine: EngineSpec) -> str:
+    own, servers = engine.own, len(engine.endpoints)
+    parts = (
+        [f"{own.max} with {engine.slots} slots each" if own.min == own.max else f"{own.min} to {own.max}"]
+        if own.max
+        else []
+    )
+    if servers:
+        parts.append(f"{servers} {'server' if servers == 1 else 'servers'} that somebody else runs")
+    return ", ".join(parts)
+
+
 def _provenance(record: RunRecord) -> tuple[Fact, ...]:
     """What made the rows, as run.json has it."""
     spec, shaping = record.spec, record.shaping
@@ -388,7 +408,7 @@ def _provenance(record: RunRecord) -> tuple[Fact, ...]:
         ("target", spec.target.model),
         ("target's commit", shaping.get("target.commit")),
         ("engine", shaping.get("engine.version")),
-        ("replicas", f"{spec.engine.most_replicas} with {spec.engine.slots} slots each"),
+        ("replicas", _fleet(spec.engine)),
         ("draft", spec.speculation.draft_name if spec.speculation else "none: speculation is off"),
         *((f"sampling: {name}", f"{field['value']} ({field['from']})") for name, field in record.sampling.items()),
         ("template kwargs", spec.target.template_kwargs or None),

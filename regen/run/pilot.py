@@ -23,10 +23,11 @@ from regen.run.calibrate import standing_choice
 from regen.run.pilot_estimate import Estimate, Pace, Stratum, estimate
 from regen.run.pilot_sample import draw
 from regen.run.pilot_tokens import drafts_always, token_kinds, token_texts
+from regen.run.run_facts import gpus_per_replica
 from regen.run.session import generation_times
 from regen.run.setup import Purpose
 from regen.run.start import Begun, StartOptions, begin
-from regen.spec import RunSpec, VllmEngineSpec
+from regen.spec import RunSpec
 from regen.store.committed import CommittedRows
 from regen.store.pilot_files import PilotSession, read_sessions, read_steps, write_session
 
@@ -124,13 +125,13 @@ def read_pilot(begun: Begun, gpu_hour_price: float | None) -> Pilot:
     ]
     if gpu_hour_price is None and spec.price is not None:
         gpu_hour_price = spec.price.per_gpu_hour
-    gpus = spec.engine.gpus_per_replica * spec.engine.own.max if isinstance(spec.engine, VllmEngineSpec) else 0.0
-    whole = estimate(strata, pace, spec.engine.slots * spec.engine.most_replicas, gpus, gpu_hour_price)
+    fleet = _fleet(spec, rows)
+    whole = estimate(strata, pace, fleet.slots, fleet.gpus, gpu_hour_price)
     view = PilotView(
         title=f"Pilot of {spec.name}",
         facts=tuple(_facts(storage, spec, len(sample), rows)),
-        outlook=tuple(_outlook(whole, gpus, gpu_hour_price)),
-        notes=tuple(_notes(storage, sources, spec, rows, len(sample), pace)),
+        outlook=tuple(_outlook(whole, fleet.gpus, gpu_hour_price)),
+        notes=tuple(_notes(storage, sources, spec, rows, len(sample), pace, fleet)),
         sources=sources,
         rows=tuple(_Views(begun).rows(rows)),
     )
@@ -138,6 +139,24 @@ def read_pilot(begun: Begun, gpu_hour_price: float | None) -> Pilot:
 
 
 # --- figures ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Fleet:
+    """What the figures are for: `engines` of our own, `slots` of servers, too."""
+
+    engines: int
+    slots: int
+    gpus: float
+
+
+def _fleet(spec: RunSpec, rows: Sequence[OutputRow]) -> _Fleet:
+    """The spec's number of engines; of a range as many as have made the sample."""
+    engine, servers = spec.engine, range(len(spec.engine.endpoints))
+    made = {row.observed.replica for row in rows}.difference(servers)
+    engines = max(engine.own.min, min(len(made), engine.own.max), 0 if servers else 1)
+    slots = sum(map(engine.slots_of, servers)) + engines * engine.slots
+    return _Fleet(engines, slots, engines * gpus_per_replica(spec))
 
 
 def _source(name: str, to_make: int, sampled: Iterable[str], rows: Sequence[OutputRow]) -> SourceView:
@@ -227,15 +246,18 @@ def _notes(
     rows: Sequence[OutputRow],
     wanted: int,
     pace: Pace | None,
+    fleet: _Fleet,
 ) -> Iterator[str]:
     if pace is not None and pace.seconds > 0:
-        slots = spec.engine.slots * spec.engine.most_replicas
         yield (
             f"Hours: the longer end goes on as the sample did, {pace.tokens / pace.seconds:,.0f} tokens a second with"
-            f" {pace.busy_seconds / pace.seconds:,.1f} of {slots:,} slots at work on average. The shorter end has all"
-            " slots full and no sequence slower for it: an engine comes near that only where the sample had filled it."
-            " Starting engines and planning come on top."
+            f" {pace.busy_seconds / pace.seconds:,.1f} of {fleet.slots:,} slots at work on average. The shorter end"
+            " has all slots full and no sequence slower for it: an engine comes near that only where the sample had"
+            " filled it. Starting engines and planning come on top."
         )
+    if not spec.engine.is_fixed:
+        own, engines = spec.engine.own, fleet.engines
+        yield f"Hours and cost are for a fleet like the pilot's, of {engines} where {own.min} to {own.max} may be."
     if few := [one.source for one in sources if 0 < one.done < min(FEW_ROWS, one.rows)]:
         yield f"Fewer than {FEW_ROWS} rows, little to go by: {', '.join(few)}."
     if len(rows) < wanted:

@@ -21,25 +21,43 @@ from regen.spec import RunSpec, SpeculationSpec, VllmEngineSpec
 from regen.speculative.checks.subject import draft_of
 from regen.speculative.evidence import Evidence, Finding, Prompts, Severity
 from regen.speculative.preflight import CHECKS, preflight
+from regen.speculative.served_preflight import SERVED_CODES
 
 _LENGTHS = tuple(check for check in CHECKS if check.code == "draft-positions")
+_UNREAD = "It lies with the servers alone: what its files would tell is known of the servers' settings only."
+
+
+class DraftNotFound(SpecError):
+    """The draft is on no disk here, nor on the hub. Over servers alone that refuses nothing."""
 
 
 def examine(spec: RunSpec, target: Target, storage: Storage) -> list[Finding]:
     """All findings; none when speculation is off. Planned prompts count if the run folder has a plan.
 
-    Raises SpecError if the draft is nowhere to be found.
+    Raises SpecError if the draft is nowhere to be found, unless servers alone have to.
     """
     if spec.speculation is None:
         return []
-    return preflight(_with_prompts(_evidence(spec, spec.speculation, target), storage))
+    try:
+        evidence = _evidence(spec, spec.speculation, target)
+    except DraftNotFound as error:
+        if spec.engine.own.max:
+            raise
+        return [Finding("draft-unread", Severity.NOTE, str(error), _UNREAD, "Put a copy of its files here.")]
+    return preflight(_with_prompts(evidence, storage))
 
 
 def examine_lengths(spec: RunSpec, target: Target, storage: Storage) -> list[Finding]:
     """What only the plan can add, once there is one: how many prompts are longer than the draft's positions."""
     if spec.speculation is None or spec.speculation.draft is None:
         return []
-    return preflight(_with_prompts(_evidence(spec, spec.speculation, target), storage), _LENGTHS)
+    try:
+        evidence = _evidence(spec, spec.speculation, target)
+    except DraftNotFound:
+        if spec.engine.own.max:
+            raise
+        return []
+    return preflight(_with_prompts(evidence, storage), _LENGTHS)
 
 
 def require_healthy(findings: Iterable[Finding], say: Callable[[str], None]) -> None:
@@ -71,6 +89,7 @@ def _evidence(spec: RunSpec, speculation: SpeculationSpec, target: Target) -> Ev
         max_model_len=spec.engine.max_model_len,
         engine_args=spec.engine.args if isinstance(spec.engine, VllmEngineSpec) else {},
         target_path=str(target.folder) if Path(target.model).expanduser().is_dir() else target.model,
+        served_codes=SERVED_CODES if spec.engine.endpoints else frozenset(),
     )
 
 
@@ -93,7 +112,7 @@ def _draft(name: str, speculation: SpeculationSpec) -> Checkpoint:
         files = model_files(name, str(revision) if revision is not None else None)
     except (OSError, ValueError) as error:
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise SpecError(
+        raise DraftNotFound(
             f"speculation.draft: {name!r} is no folder and was not found on the hub: {first_line}"
         ) from error
     # Samples of weights that are not here would be a hundred requests.

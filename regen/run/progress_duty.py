@@ -25,7 +25,7 @@ from regen.observe.lengths import Running
 from regen.observe.rate import RecentRate
 from regen.observe.speed import Beat
 from regen.records import Eta, EtaState, Lease
-from regen.run.fleet import Fleet
+from regen.run.fleet import OVERSUBSCRIPTION, Fleet
 from regen.run.remaining import (
     Grouping,
     Remaining,
@@ -35,7 +35,6 @@ from regen.run.remaining import (
     waiting_last,
 )
 from regen.run.setup import Purpose, RunSetup
-from regen.run.worker import OVERSUBSCRIPTION
 from regen.store.journal import Journal
 from regen.store.reopened import Reopened
 
@@ -237,7 +236,8 @@ def _grouping(setup: RunSetup, journal: Journal, reopened: Reopened, is_restart:
     retried = reopened.pending.copy() if len(reopened.pending) else None
     if is_restart or not len(made):
         return Grouping(retried=retried)
-    most = _OTHER_FLEETS * engine.most_replicas * math.ceil(engine.slots * OVERSUBSCRIPTION)
+    slots = map(engine.slots_of, range(engine.most_replicas))
+    most = _OTHER_FLEETS * sum(math.ceil(one * OVERSUBSCRIPTION) for one in slots)
     return Grouping(interrupted(made, journal.done, most), retried)
 
 

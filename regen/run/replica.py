@@ -16,17 +16,22 @@ from regen.engines.openai import OpenaiEngine
 from regen.observe.process_metrics import serve_process_metrics
 from regen.protocols import AnswerParser, Engine
 from regen.run.draft_folder import make_draft_folder
+from regen.run.known_texts import known_texts
+from regen.run.server_preflight import approve, approve_answers
 from regen.run.setup import Purpose, WorkerSetup
 from regen.run.worker import Exchange, Served, Worker
 from regen.spec import EndpointSpec, FakeEngineSpec, SpeculationSpec, VllmEngineSpec
 
 
-def build_engine(setup: WorkerSetup) -> Engine:
+def build_engine(setup: WorkerSetup, template: TokenizerTemplate | None = None) -> Engine:
     """The slot's server, or the engine of `engine.kind`; not started. A new kind is one more branch here and one file
-    in engines/."""
+    in engines/.
+
+    A server's tokenizer is compared with the target's: that of `template`, else one that is loaded then.
+    """
     spec, speculation = setup.run.spec, setup.assignment.speculation
     if (endpoint := spec.engine.endpoint_of(setup.worker.slot)) is not None:
-        return _served_engine(endpoint, setup)
+        return _served_engine(endpoint, setup, template)
     keeps_steps = setup.run.purpose is Purpose.PILOT
     if isinstance(spec.engine, FakeEngineSpec):
         return FakeEngine(spec.engine, speculation, setup.worker, keeps_steps)
@@ -44,16 +49,18 @@ def build_engine(setup: WorkerSetup) -> Engine:
     )
 
 
-def _served_engine(endpoint: EndpointSpec, setup: WorkerSetup) -> Engine:
-    spec = setup.run.spec
+def _served_engine(endpoint: EndpointSpec, setup: WorkerSetup, template: TokenizerTemplate | None) -> Engine:
+    spec, speculation, say = setup.run.spec, setup.assignment.speculation, partial(_say, setup.worker.slot)
     return OpenaiEngine(
         spec=spec.engine,
         endpoint=endpoint,
         target=spec.target.model,
         sampling=effective_sampling(spec.sampling, setup.generation_config, setup.eos_token_ids, "", {}),
-        speculation=setup.assignment.speculation,
-        retokenise=_template(setup).ids_of_text if spec.engine.ids == "retokenised" else None,
-        say=partial(_say, setup.worker.slot),
+        speculation=speculation,
+        retokenise=(template or _template(setup)).ids_of_text if spec.engine.ids == "retokenised" else None,
+        say=say,
+        approve=lambda facts: approve(facts, speculation, _target_folder(setup), say),
+        known_texts=lambda: known_texts(template or _template(setup)),
     )
 
 
@@ -74,11 +81,29 @@ def _draft_folder(speculation: SpeculationSpec | None, setup: WorkerSetup) -> Ca
     return partial(make_draft_folder, speculation, _target_folder(setup))
 
 
+def prepare_draft(setup: WorkerSetup) -> str | None:
+    """On each node that the engine's processes are on: make the draft's folder, and say where. None: there is no draft.
+
+    Raises as `make_draft_folder`.
+    """
+    make = _draft_folder(setup.assignment.speculation, setup)
+    return None if make is None else str(make())
+
+
 def build_worker(setup: WorkerSetup, exchange: Exchange) -> Worker:
     """A worker ready to `run`. Loads the tokenizer (a second or so)."""
     template = _template(setup)
+    engine = build_engine(setup, template)
     make_parser = partial(build_parser, setup.answers, template)
-    return Worker(setup, build_engine(setup), template, exchange, make_parser, _own_metrics(setup))
+    approve_warmup = partial(_approve_warmup, engine, setup)
+    return Worker(setup, engine, template, exchange, make_parser, _own_metrics(setup), approve_warmup)
+
+
+def _approve_warmup(engine: Engine, setup: WorkerSetup) -> None:
+    """What a server's answers have shown besides the sums that the gate looks at."""
+    speculation = setup.assignment.speculation
+    if isinstance(engine, OpenaiEngine) and speculation is not None:
+        approve_answers(*engine.shown_so_far(), speculation, partial(_say, setup.worker.slot))
 
 
 def _template(setup: WorkerSetup) -> TokenizerTemplate:
@@ -92,9 +117,9 @@ def _template(setup: WorkerSetup) -> TokenizerTemplate:
 
 
 def _own_metrics(setup: WorkerSetup) -> Callable[[], Served] | None:
-    """None: they are not wanted."""
+    """None: they are not wanted, or a server's own affair."""
     metrics = setup.run.spec.metrics
-    if metrics.engine_port is None:
+    if metrics.engine_port is None or setup.run.spec.engine.endpoint_of(setup.worker.slot) is not None:
         return None
     return partial(serve_process_metrics, metrics.host, metrics.engine_port + setup.worker.slot)
 

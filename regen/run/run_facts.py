@@ -20,7 +20,8 @@ def run_facts(spec: RunSpec) -> RunFacts:
         target=spec.target.model,
         draft=speculation.draft_name if speculation is not None else "none",
         positions=_positions(speculation, engine.slots),
-        replicas=engine.most_replicas,
+        replicas=engine.fewest_replicas,
+        servers=len(engine.endpoints),
         gpus=gpus_per_replica(spec),
         commit_interval_seconds=spec.checkpoint.interval_seconds,
         uncommitted_bytes_limit=spec.checkpoint.uncommitted_bytes,
@@ -30,13 +31,23 @@ def run_facts(spec: RunSpec) -> RunFacts:
 
 
 def gpus_per_replica(spec: RunSpec) -> float:
-    """0 for engines that need none: the CPU build, the fake engine."""
+    """Of an engine of our own. 0 for those that need none: the CPU build, the fake engine."""
     return spec.engine.gpus_per_replica if isinstance(spec.engine, VllmEngineSpec) else 0.0
+
+
+def gpus_of(spec: RunSpec, slot: int) -> float:
+    """Those that the replica of this slot holds; none where it is a server that somebody else runs."""
+    return gpus_per_replica(spec) if spec.engine.endpoint_of(slot) is None else 0.0
+
+
+def most_gpus(spec: RunSpec) -> float:
+    """Those of all engines of our own together, at most."""
+    return gpus_per_replica(spec) * spec.engine.own.max
 
 
 def price_of(spec: RunSpec) -> Price | None:
     """What the terminal counts the cost with; None where nobody has said a price, or no GPU is held."""
-    if spec.price is None or not gpus_per_replica(spec):
+    if spec.price is None or not most_gpus(spec):
         return None
     return Price(spec.price.per_gpu_hour, spec.price.currency)
 

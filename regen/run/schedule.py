@@ -208,6 +208,16 @@ class Schedule:
         first = self._taken.first_absent(self._cursor)
         return [ordinal for ordinal in range(first, self._taken.size) if ordinal not in self._taken]
 
+    @property
+    def has_failures(self) -> bool:
+        """Rows that are not done have failed before."""
+        return bool(self._failures)
+
+    def held_by(self, slot: int) -> int:
+        """Rows that it holds and that were not received yet."""
+        view = self._views.get(slot)
+        return 0 if view is None else len(view.held)
+
     def is_adopting(self, now: float) -> bool:
         """Still hearing what the workers hold from before."""
         return bool(self._unheard) and now < self._adopt_until
@@ -220,6 +230,10 @@ class Schedule:
 
     # --- events ----------------------------------------------------------------------------------
 
+    def expect(self, slots: Iterable[int]) -> None:
+        """Of the expected slots only these have engines from before. What is said later can but make them fewer."""
+        self._unheard &= set(slots)
+
     def report(self, report: Report, now: float, may_lease: bool = True) -> Orders:
         """One worker's exchange: take in what it lists; `may_lease`: hand out what it has room for."""
         view = self._views.get(report.worker.slot)
@@ -227,6 +241,7 @@ class Schedule:
             return Orders(superseded=True)
         if view is None or report.worker.incarnation > view.incarnation:
             view = self._new_incarnation(report.worker, now)
+            self._suspects.opened(report.worker.slot)
         elif report.seq < view.seq:
             return Orders()
         elif report.seq == view.seq:
@@ -287,8 +302,18 @@ class Schedule:
             self._requeue(self._suspects.left(worker.slot))
         exhausted = tuple(map(self._condemn, ruling.condemned))
         self._let_go(worker.slot, set(view.held))
-        view.toll = Toll(ruling.narrows, self._is_proven(view), len(self._suspects), len(exhausted))
+        view.toll = Toll(
+            ruling.narrows, self._is_proven(view), len(self._suspects), len(exhausted), has_worked=view.finished > 0
+        )
         return Farewell(view.toll, exhausted)
+
+    def slot_opened(self, slot: int) -> None:
+        """There is room for this slot's engine."""
+        self._suspects.opened(slot)
+
+    def slot_closed(self, slot: int) -> None:
+        """This slot's engine has left or ended, and there is no room for another or none is wanted, for now."""
+        self._suspects.closed(slot)
 
     def slot_lost(self, slot: int) -> None:
         """No engine will be started in this slot any more."""

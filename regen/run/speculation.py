@@ -2,14 +2,16 @@
 
 Joins gate, calibration and guard into decisions. Pure: it takes what replicas say and `now`; whoever owns it publishes
 the `unwritten` records, obeys `command`, and ends the run on `error`. Made anew from the journal's records it goes on
-with what was decided. Without `speculation` in the spec every engine is off and nothing here acts.
+with what was decided. Where the number of replicas is not fixed, those are compared that are there when the first
+engine is up; those that join later run what others run that take no part, and in the end what was decided. Without
+`speculation` in the spec every engine is off and nothing here acts.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from regen.errors import SpeculationFailed
@@ -27,6 +29,9 @@ from regen.store.control import ArmMeasured, DecidedBy, Record, SpeculationDecid
 _SHOWN_DECISIONS = 20
 # So often an engine of one setting may fail in one slot before it has worked, until its setting is taken to be why.
 _FAILED_STARTS = 2
+# So long a comparison has begun before an engine makes way for another setting: whoever waits for room is sent away
+# first, by a driver that looks once a second, or it would take that engine's.
+_MOVES_AFTER_SECONDS = 5.0
 _UP = (ReplicaState.WARMING, ReplicaState.RUNNING)
 
 
@@ -48,18 +53,26 @@ class SpeculationControl:
 
     def __init__(self, setup: RunSetup, records: Iterable[Record]) -> None:
         """`records` are those of the journal that still matter."""
-        speculation, slots = setup.spec.speculation, range(setup.spec.engine.most_replicas)
+        speculation, engine = setup.spec.speculation, setup.spec.engine
         self._setup = setup
         self._spec = setup.spec
         self._subject = subject_of(setup.spec)
         self._engines: dict[int, _Engine] = {}
         self._lost: set[int] = set()
+        self._is_fixed = engine.is_fixed
+        self._open = frozenset(range(engine.fewest_replicas))
+        self._are_slots_told = self._is_fixed
+        self._ever_heard: set[int] = set()
         self._switched_off: set[int] = set()
         self._choice: Assignment | None = None
         self._calibration: Calibration | None = None
+        self._is_comparison_due = False
+        self._now = self._moves_after = 0.0
+        self._measured_before: list[Measured] = []
+        self._left_out_before: list[tuple[int, str]] = []
         self._failed_starts: Counter[tuple[int, str]] = Counter()
-        self._guard = GuardDuty(speculation, slots, OFF) if speculation is not None else None
-        self._outlook = Outlook(len(slots))
+        self._guard = GuardDuty(speculation, range(engine.most_replicas), OFF) if speculation is not None else None
+        self._outlook = Outlook(len(self._open))
         self._error: SpeculationFailed | None = None
         self._unwritten: list[Record] = []
         self._shown: deque[str] = deque(maxlen=_SHOWN_DECISIONS)
@@ -79,6 +92,11 @@ class SpeculationControl:
         return self._error
 
     @property
+    def is_comparing(self) -> bool:
+        """Settings are measured against one another on the engines that there are."""
+        return self._calibration is not None
+
+    @property
     def has_what_it_came_for(self) -> bool:
         """`regen calibrate` only: the choice is made."""
         return self._setup.purpose.calibrates and self._choice is not None
@@ -92,13 +110,15 @@ class SpeculationControl:
             return self._choice
         if self._calibration is not None:
             arm = self._calibration.wanted(slot)
-            return Assignment(arm.name, arm.speculation, is_trial=True)
-        return Assignment(CONFIGURED, configured)
+            return Assignment(arm.name, arm.speculation, is_trial=not self._calibration.has_joined(slot))
+        return Assignment(CONFIGURED, configured, is_trial=self._is_comparison_due)
 
     def command(self, worker: WorkerId) -> Command:
         """What this worker is told, as far as speculation has a say in it."""
         engine = self._engines.get(worker.slot)
         if self._error is not None or engine is None or engine.worker != worker:
+            return Command.WAIT
+        if self._waits_to_move(engine):
             return Command.WAIT
         if engine.is_replaced or self._is_to_be_replaced(engine):
             engine.is_replaced = True
@@ -124,15 +144,31 @@ class SpeculationControl:
 
     # --- events ------------------------------------------------------------------------------------
 
+    def slots_open(self, slots: frozenset[int], now: float) -> None:
+        """Where engines are now, or will be soon. Of a fleet that changes nothing is compared before the first call."""
+        came, left = slots - self._open, self._open - slots
+        self._open, self._are_slots_told = slots, True
+        for slot in left & self._ever_heard:
+            if self._guard is not None:
+                self._guard.left(slot, now)
+            if self._calibration is not None:
+                self._calibration.slot_left(slot)
+        if self._calibration is not None:
+            for slot in came:
+                self._calibration.slot_joined(slot)
+
     def hear(self, worker: WorkerId, stats: ReplicaStats, now: float) -> None:
         """One exchange of a worker that is not superseded."""
+        self._now = now
         engine = self._engines.get(worker.slot)
         if engine is None or engine.worker != worker:
             # One that drains when it is first heard was told to leave by the coordinator before this one.
             is_replaced = stats.state is ReplicaState.DRAINING
             engine = _Engine(worker, stats.arm, stats, has_worked=is_replaced, is_replaced=is_replaced)
             self._engines[worker.slot] = engine
+            self._ever_heard.add(worker.slot)
         before, engine.stats = engine.stats, stats
+        self._begin_if_due()
         if stats.warmup is not None and engine.gate is None:
             self._judge(engine, stats)
         if stats.state is ReplicaState.RUNNING and not engine.has_worked:
@@ -154,8 +190,12 @@ class SpeculationControl:
         if engine is None or engine.worker != worker:
             return
         del self._engines[worker.slot]
-        if self._calibration is None or engine.is_replaced or engine.has_worked:
+        if engine.is_replaced or engine.has_worked:
             return
+        if self._is_comparison_due:
+            self._begin_to_compare(worker.slot)
+        if self._calibration is None or self._calibration.has_joined(worker.slot):
+            return  # one that joined may have come to a bad node
         self._failed_starts[worker.slot, engine.arm] += 1
         if self._failed_starts[worker.slot, engine.arm] >= _FAILED_STARTS:
             self._leave_out(engine, f"replica {worker.slot}: its engine failed {_FAILED_STARTS} times before it worked")
@@ -173,8 +213,10 @@ class SpeculationControl:
         `seconds_left`: until the run's end at the present rate, None as long as nobody knows; `row_seconds`: how long a
         row takes, and so a drain.
         """
-        self._outlook = Outlook(self._spec.engine.most_replicas, seconds_left, row_seconds)
+        self._now = now
+        self._outlook = Outlook(max(1, len(self._open - self._lost)), seconds_left, row_seconds)
         if self._error is None and self.is_on:
+            self._begin_if_due()
             self._calibrate()
             self._obey_guard(now)
 
@@ -195,8 +237,9 @@ class SpeculationControl:
     def _act_on_bad_warmup(self, engine: _Engine, result: GateResult, reason: str) -> None:
         configured, slot = self._spec.speculation, engine.worker.slot
         assert configured is not None, "only an engine that speculates is warmed up"
-        is_trial = self._calibration is not None and engine.arm != CONFIGURED
-        if configured.gate == "disable" and self._calibration is None:
+        is_compared = self._calibration is not None and not self._calibration.has_joined(slot)
+        is_trial = is_compared and engine.arm != CONFIGURED
+        if configured.gate == "disable" and not is_compared:
             self._switched_off.add(slot)
         is_off = slot in self._switched_off
         after = Assignment(OFF, None) if is_off else self._running(engine)
@@ -221,6 +264,22 @@ class SpeculationControl:
             self._guard.engine_started(slot, now, self._speculation_of(engine), warmup)
 
     # --- calibration -------------------------------------------------------------------------------
+
+    def _begin_if_due(self) -> None:
+        """Once an engine is up, and it is known which slots there are: a coordinator that takes over is told them."""
+        is_up = any(engine.stats.state in (*_UP, *WORKING_STATES) for engine in self._engines.values())
+        if self._is_comparison_due and self._are_slots_told and is_up:
+            self._begin_to_compare()
+
+    def _begin_to_compare(self, *also: int) -> None:
+        """The replicas that are there; those first that were measured before."""
+        self._is_comparison_due, self._moves_after = False, self._now + _MOVES_AFTER_SECONDS
+        measured = {one.slot for one in self._measured_before}
+        there = self._open.union(self._engines, also) - self._lost
+        self._calibration = self._new_calibration(sorted(there, key=lambda slot: (slot not in measured, slot)))
+        for slot, engine in self._engines.items():
+            if engine.has_worked:
+                self._calibration.engine_started(slot, engine.arm, engine.stats.started_seconds)
 
     def _calibrate(self) -> None:
         calibration = self._calibration
@@ -303,10 +362,12 @@ class SpeculationControl:
         is_wanted = speculation.calibrate != "off" or self._setup.purpose.calibrates
         is_pilot = self._setup.purpose is Purpose.PILOT  # a sample is too short for it
         if self._choice is None and is_wanted and not is_pilot:
-            self._calibration = self._new_calibration(speculation, records)
-            for record in own:
-                if record.verdict == Verdict.LEFT_OUT and record.slot is not None:
-                    self._calibration.engine_failed(record.slot, record.arm)
+            left_out = (record for record in own if record.verdict == Verdict.LEFT_OUT)
+            self._left_out_before = [(record.slot, record.arm) for record in left_out if record.slot is not None]
+            self._measured_before = self._measured_of(records)
+            self._is_comparison_due = not self._is_fixed
+            if self._is_fixed:
+                self._calibration = self._new_calibration(range(self._spec.engine.most_replicas))
 
     def _still_holds(self, choice: SpeculationDecided, speculation: SpeculationSpec) -> bool:
         if choice.session == self._setup.session:
@@ -323,19 +384,24 @@ class SpeculationControl:
         policy = {name: getattr(speculation, name) for name in SPECULATION_POLICY}
         return Assignment(choice.arm, chosen.model_copy(update=policy) if chosen is not None else None)
 
-    def _new_calibration(self, speculation: SpeculationSpec, records: list[Record]) -> Calibration:
+    def _measured_of(self, records: list[Record]) -> list[Measured]:
         is_again = self._setup.purpose is Purpose.CALIBRATE_AGAIN
-        measured = [
+        return [
             measured_of(record)
             for record in records
             if isinstance(record, ArmMeasured)
             and record.subject == self._subject
             and (record.session == self._setup.session or not is_again)
         ]
+
+    def _new_calibration(self, slots: Sequence[int]) -> Calibration:
+        speculation = self._spec.speculation
+        assert speculation is not None, "without speculation nothing is compared"
         is_required = speculation.calibrate == "required" or self._setup.purpose.calibrates
-        return Calibration(
-            self._arms(), self._spec.engine.most_replicas, speculation.calibration, is_required, measured
-        )
+        made = Calibration(self._arms(), slots, speculation.calibration, is_required, self._measured_before)
+        for slot, arm in self._left_out_before:
+            made.engine_failed(slot, arm)
+        return made
 
     def _arms(self) -> tuple[Arm, ...]:
         speculation, engine = self._spec.speculation, self._spec.engine
@@ -357,6 +423,11 @@ class SpeculationControl:
             return self._choice.speculation
         return next((arm.speculation for arm in self._arms() if arm.name == engine.arm), self._spec.speculation)
 
+    def _waits_to_move(self, engine: _Engine) -> bool:
+        """It is to make way for another setting, and somebody could take its room."""
+        is_early = self._calibration is not None and self._now < self._moves_after
+        return is_early and engine.arm != self.assignment(engine.worker.slot).arm
+
     def _is_to_be_replaced(self, engine: _Engine) -> bool:
         slot = engine.worker.slot
         if engine.stats.state not in _UP or engine.arm == self.assignment(slot).arm:
@@ -367,7 +438,7 @@ class SpeculationControl:
 
     def _is_away(self, slot: int) -> bool:
         """Engines are switched off one at a time: this one is on its way, until it works again without speculation."""
-        if slot in self._lost:
+        if slot in self._lost or slot not in self._open:
             return False
         engine = self._engines.get(slot)
         if engine is None or engine.is_replaced:
@@ -399,4 +470,10 @@ class SpeculationControl:
     def _phase(self) -> str:
         if not self.is_on:
             return "off"
-        return "calibrating" if self._calibration is not None else "decided" if self._choice else "configured"
+        return (
+            "calibrating"
+            if self.is_comparing or self._is_comparison_due
+            else "decided"
+            if self._choice
+            else "configured"
+        )

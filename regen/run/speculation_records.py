@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import fields
 
-from regen.spec import SPECULATION_POLICY, RunSpec, SpeculationSpec
+from regen.spec import SERVER_FIELDS, SPECULATION_POLICY, RunSpec, SpeculationSpec
 from regen.speculative.calibration import Measured
 from regen.store.control import ArmMeasured
 
@@ -15,7 +15,7 @@ def subject_of(spec: RunSpec) -> str:
     """Digest of what a decision is about: the speculation, and all else in the spec that its speed depends on."""
     speculation = spec.speculation
     free = {*SPECULATION_POLICY, "accept", "expected"}
-    engine = {"start_timeout_seconds", "stall_timeout_seconds", "restarts", "replicas", "faults"}
+    engine = {"start_timeout_seconds", "stall_timeout_seconds", "restarts", "replicas", "faults", *SERVER_FIELDS}
     about = {
         "target": spec.target.model_dump(mode="json"),
         "engine": spec.engine.model_dump(mode="json", exclude=engine),

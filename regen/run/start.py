@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from regen.data.changes import ChangedFile, PlanChanges, changed_files, plan_changes
@@ -248,6 +248,12 @@ def aside_setup(record: RunRecord, target: Target, run_url: str, session: str) -
         temperature=highest_temperature(record),
     )
     return worker_setup(run, target)
+
+
+def own_engine(setup: WorkerSetup) -> WorkerSetup:
+    """In the slot of the first engine of the spec's own; its first server, where it has nothing else."""
+    engine = setup.run.spec.engine
+    return replace(setup, worker=WorkerId(len(engine.endpoints) if engine.own.max else 0, 0))
 
 
 def worker_setup(run: RunSetup, target: Target) -> WorkerSetup:

@@ -1,7 +1,7 @@
 """Rows that were in work when an engine died: run apart, in halves, until it is known which of them kill engines. Pure.
 
 Guarantees:
-- A row is condemned only after it was alone on an engine that died, twice: on two slots where there are two, and where
+- A row is condemned only after it was alone on an engine that died, twice: on two slots where two are open, and where
   the second slot has shown since that it can finish rows at all. So neither one random kill nor a broken replica
   condemns anybody.
 - A row that finishes is cleared at once. One that passes where it is said to have killed elsewhere speaks against that
@@ -30,7 +30,8 @@ class _Group:
     """Rows that run together and with nobody else, in the order in which they were leased first.
 
     `slots` are those where engines died with them: none, if so far a slot has only gone silent. `home` is the slot that
-    is to run them; None: whichever asks. `awaited` is the silent slot that may yet come back with them.
+    is to run them, while it is open; None: whichever asks. `awaited` is the silent slot that may yet come back with
+    them.
     """
 
     rows: list[int]
@@ -59,7 +60,8 @@ class Ruling:
 class Suspects:
     """Give it deaths, rows that finish and what slots list; ask it what a slot may be given.
 
-    `slots` are the replicas of this session. `has_worked`: engines have finished rows of this run before.
+    `slots` are open: an engine is there, or the next one is about to come. `has_worked`: engines have finished rows of
+    this run before.
     """
 
     slots: frozenset[int]
@@ -121,13 +123,21 @@ class Suspects:
             self._put_first([trial])
         return self._no_longer_awaited(slot, ())
 
+    def opened(self, slot: int) -> None:
+        """There is room for an engine in this slot, or one was heard there. No matter for one that is lost."""
+        if slot not in self._lost:
+            self.slots |= {slot}
+
+    def closed(self, slot: int) -> None:
+        """No engine is there, and none can be for now: nobody waits for this slot."""
+        self.slots -= {slot}
+        if not self._trusted():
+            self._distrusted.clear()
+
     def lost(self, slot: int) -> None:
         """The slot gets no engine any more."""
         self._lost.add(slot)
-        if not self._trusted():
-            self._distrusted.clear()
-        for group in self._groups:
-            group.home = None if group.home == slot else group.home
+        self.closed(slot)
 
     def finished(self, slot: int, ordinal: int) -> tuple[int, ...]:
         """The slot has finished this row. Answers rows that are suspected no longer because of it."""
@@ -188,7 +198,7 @@ class Suspects:
             return ()
         due = [group for group in self._groups if group.awaited is None and self._may_run(group, slot, unblamed)]
         group = next((group for group in due if group.home == slot), None)
-        group = group or next((group for group in due if group.home is None), None)
+        group = group or next((group for group in due if not self._has_home(group)), None)
         if group is None:
             return None
         group.home = slot
@@ -229,8 +239,7 @@ class Suspects:
                 self._kills.setdefault(kill.ordinal, []).append(kill)
         for group in record.groups:
             if is_here(group.rows[0]):
-                home = group.home if group.home in self.slots else None
-                self._put_last(_Group(list(group.rows), frozenset(group.slots), home))
+                self._put_last(_Group(list(group.rows), frozenset(group.slots), group.home))
         for row in self._kills.keys() - self._members:  # condemned, and not written down any more
             self._put_last(_Group([row], frozenset(kill.slot for kill in self._kills[row]), None))
         if record.session == session:
@@ -282,6 +291,10 @@ class Suspects:
         has_killed = len(group.rows) == 1 and group.rows[0] in self._kills
         return not has_killed or self._is_shown_to_work(slot, group.rows[0], unblamed)
 
+    def _has_home(self, group: _Group) -> bool:
+        """Not one that has closed, nor one that may not run it since another slot has opened."""
+        return group.home is not None and not self._is_barred(group, group.home)
+
     def _is_barred(self, group: _Group, slot: int) -> bool:
         trusted = self._trusted()
         if slot not in trusted:
@@ -327,7 +340,7 @@ class Suspects:
         return tuple(released)
 
     def _trusted(self) -> set[int]:
-        return set(self.slots - self._lost - self._distrusted)
+        return set(self.slots - self._distrusted)
 
     def _take_awaited(self, slot: int) -> list[_Group]:
         awaited = [group for group in self._groups if group.awaited == slot]

@@ -8,7 +8,7 @@ heard and never published are heard again from an engine that still runs, and ar
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from regen.records import (
@@ -24,7 +24,9 @@ from regen.records import (
 from regen.store.control import Record, RunTally, SlotReading
 from regen.store.tally import counted, newest_tally, slot_counts, tally_of
 
+_NO_ENGINE = {ReplicaState.STOPPED: SlotState.GONE, ReplicaState.RELEASED: SlotState.RELEASED}
 _NOT_UP = (ReplicaState.STARTING, ReplicaState.WARMING)
+_ENGINELESS = frozenset(_NO_ENGINE.values())
 
 
 def restarted(session: str, records: Iterable[Record]) -> tuple[RunTally]:
@@ -40,8 +42,8 @@ def sequences(stats: ReplicaStats, has_queue: bool, may_lease: bool) -> dict[Slo
     A free sequence of an engine that has requests waiting is busy: it is the engine that cannot take them, for want of
     memory, and no feeder.
     """
-    if stats.state is ReplicaState.STOPPED:
-        return {SlotState.GONE: stats.slots}
+    if stats.state in _NO_ENGINE:
+        return {_NO_ENGINE[stats.state]: stats.slots}
     if stats.state in _NOT_UP:
         return {SlotState.STARTING: stats.slots}
     busy = min(stats.slots, stats.counters.running + stats.counters.waiting)
@@ -162,22 +164,22 @@ class RunningTally:
         self,
         now: float,
         slots: Mapping[int, Mapping[SlotState, int]],
-        gpus: float = 0.0,
+        gpus: Callable[[int], float] = lambda slot: 0.0,
         unheard: Collection[int] = (),
     ) -> None:
         """What the sequences of each slot have been doing since the last look; `now` in seconds.
 
-        `gpus` are those that one engine holds, in this session: the next may give it others. Slots that are `unheard`
-        hold nothing: their process may wait for a node for as long as the run lasts.
+        `gpus` are those that the engine of a slot holds, in this session: the next may give it others. Slots that are
+        `unheard` hold nothing: their process may wait for a node for as long as the run lasts.
         """
         before, self._looked_at = self._looked_at, now
         if before is None:
             return
         for number, states in slots.items():
             slot = self._slot(number)
-            held_seconds = 0.0 if SlotState.GONE in states or number in unheard else now - before
+            held_seconds = 0.0 if _ENGINELESS & states.keys() or number in unheard else now - before
             slot.engine_seconds += held_seconds
-            slot.gpu_seconds += held_seconds * gpus
+            slot.gpu_seconds += held_seconds * gpus(number)
             for state, count in states.items():
                 slot.seconds[state] = slot.seconds.get(state, 0.0) + count * (now - before)
 

@@ -21,7 +21,16 @@ from typing import Protocol
 import pyarrow as pa
 
 from regen import rows
-from regen.errors import EngineDied, EngineError, EngineGarbage, EngineStalled, EngineStartFailed, RowFailed, UserError
+from regen.errors import (
+    EngineDied,
+    EngineError,
+    EngineGarbage,
+    EngineStalled,
+    EngineStartFailed,
+    RowFailed,
+    ServerUnavailable,
+    UserError,
+)
 from regen.protocols import AnswerParser, ChatTemplate, Engine
 from regen.records import (
     Command,
@@ -39,7 +48,8 @@ from regen.records import (
     WarmupReport,
 )
 from regen.run.conversation import Regenerator
-from regen.run.failed_rows import storable_table
+from regen.run.failed_rows import failed_attempt, storable_table
+from regen.run.fleet import OVERSUBSCRIPTION
 from regen.run.setup import WorkerSetup
 from regen.run.stall import StallClock
 from regen.run.warmup import warm_up
@@ -49,8 +59,6 @@ Exchange = Callable[[ExchangeRequest], Awaitable[ExchangeReply]]
 
 EXCHANGE_SECONDS = 1.0  # at least so often a worker says what it holds
 PACE_SECONDS = 0.05  # and at most so often
-# A replica holds more rows than slots, so that a free slot finds the next prompt already in the engine's queue.
-OVERSUBSCRIPTION = 1.25
 TEXT_THREADS = 2
 # The stall clock's name for all of the warm-up: no row has this ordinal.
 _WARMUP = -1
@@ -59,7 +67,10 @@ _STATES = {
     Command.WORK: ReplicaState.RUNNING,
     Command.DRAIN: ReplicaState.DRAINING,
     Command.REPLACE: ReplicaState.DRAINING,
+    Command.RELEASE: ReplicaState.DRAINING,
 }
+# Told to leave for good once all is committed, and what it leaves with.
+_LEAVING = {Command.REPLACE: Left.REPLACED, Command.RELEASE: Left.RELEASED}
 
 
 class Served(Protocol):
@@ -79,12 +90,16 @@ class Worker:
         exchange: Exchange,
         make_parser: Callable[[], AnswerParser | None] = lambda: None,
         serve_metrics: Callable[[], Served] | None = None,
+        approve_warmup: Callable[[], None] = lambda: None,
     ) -> None:
         """`make_parser` is called once, in a thread, before the engine is started: it may take seconds.
+
+        `approve_warmup` is asked when the engine has been warmed up, and raises UserError where it must get no rows.
 
         `serve_metrics` begins to serve the engine's own metrics, or raises UserError. None: they are not wanted.
         """
         self._serve_metrics = serve_metrics
+        self._approve_warmup = approve_warmup
         self._metrics: Served | None = None
         self._metrics_error: str | None = None
         self._setup = setup
@@ -108,7 +123,7 @@ class Worker:
         self._started_seconds = 0.0
         self._warmup_rows: tuple[PlannedRow, ...] | None = None
         self._warmup: WarmupReport | None = None
-        self._is_replaced = False
+        self._leaving: Left | None = None
         self._wake = asyncio.Event()
         self._error: EngineError | None = None
         self._seq = 0
@@ -121,14 +136,14 @@ class Worker:
         try:
             await self._begin_metrics()
             if not await self._start_engine() or not await self._warm_up():
-                return Left.STOPPED
+                return Left.RELEASED if self._leaving is Left.RELEASED else Left.STOPPED
             while await self._exchange_once():
                 if self._error is None:
                     self._look_for_stalls()
                 if self._error is not None:
                     raise self._error
-                if self._is_replaced and self._holds_nothing():
-                    return Left.REPLACED
+                if self._leaving is not None and self._holds_nothing():
+                    return self._leaving
                 await self._until_next_exchange()
             return Left.STOPPED
         finally:
@@ -149,7 +164,7 @@ class Worker:
     async def _start_engine(self) -> bool:
         """Exchanges go on while the engine loads: the coordinator sees a replica that is starting, not a silent one.
 
-        False: told to stop meanwhile.
+        False: told to leave meanwhile.
         """
         limit_seconds = self._setup.run.spec.engine.start_timeout_seconds
         starting = asyncio.ensure_future(self._load())
@@ -157,7 +172,7 @@ class Worker:
         deadline = started_at + limit_seconds
         try:
             while not starting.done():
-                if not await self._exchange_once():
+                if not await self._is_wanted_yet():
                     return False
                 if time.monotonic() > deadline:
                     raise EngineStartFailed(
@@ -177,7 +192,7 @@ class Worker:
         return await self._engine.start()
 
     async def _warm_up(self) -> bool:
-        """With speculation on: show whether it works, and hear what follows from it. False: told to stop.
+        """With speculation on: show whether it works, and hear what follows from it. False: told to leave.
 
         Nothing is leased to this worker before. Exchanges go on meanwhile.
         """
@@ -187,14 +202,14 @@ class Worker:
             return True
         self._state = ReplicaState.WARMING
         while self._warmup_rows is None:
-            if not await self._exchange_once():
+            if not await self._is_wanted_yet():
                 return False
             if self._warmup_rows is None:
                 await asyncio.sleep(PACE_SECONDS)
         warming = asyncio.ensure_future(self._shown(speculation, self._warmup_rows))
         try:
             while not warming.done():
-                if not await self._exchange_once():
+                if not await self._is_wanted_yet():
                     return False
                 if self._stall.is_stalled(time.monotonic()):
                     raise self._stalled()
@@ -209,7 +224,7 @@ class Worker:
         assert self._info is not None
         self._stall.submitted(_WARMUP, time.monotonic())
         regenerator = self._regenerator(self._info)
-        return await warm_up(
+        shown = await warm_up(
             planned,
             speculation,
             regenerator.first_request,
@@ -218,6 +233,8 @@ class Worker:
             on_tokens=partial(self._on_tokens, _WARMUP),
             temperature=self._setup.run.temperature,
         )
+        self._approve_warmup()
+        return shown
 
     async def _leave(self) -> None:
         self._state = ReplicaState.STOPPED
@@ -260,6 +277,10 @@ class Worker:
 
     # --- exchange --------------------------------------------------------------------------------
 
+    async def _is_wanted_yet(self) -> bool:
+        """One exchange before there are rows: whoever is told now that nobody wants this engine has nothing to end."""
+        return await self._exchange_once() and self._leaving is not Left.RELEASED
+
     async def _exchange_once(self) -> bool:
         """Say what is held, take what comes back. False: told to stop."""
         request = self._request()
@@ -270,11 +291,11 @@ class Worker:
         self._send_again(reply.resend)
         for lease in reply.leases:
             self._begin(lease)
-        self._is_replaced = self._is_replaced or reply.command is Command.REPLACE
+        self._leaving = _LEAVING.get(reply.command, self._leaving)
         if reply.command is Command.DISMISS:
             self._error = EngineGarbage(reply.why)
         if self._is_ready() and reply.command in _STATES:
-            self._enter(_STATES[Command.REPLACE if self._is_replaced else reply.command])
+            self._enter(ReplicaState.DRAINING if self._leaving is not None else _STATES[reply.command])
         return reply.command is not Command.STOP
 
     def _enter(self, state: ReplicaState) -> None:
@@ -334,7 +355,7 @@ class Worker:
         """What this worker says of itself now."""
         return ReplicaStats(
             state=self._state,
-            slots=self._info.slots if self._info else self._setup.run.spec.engine.slots,
+            slots=self._info.slots if self._info else self._setup.run.spec.engine.slots_of(self._setup.worker.slot),
             running_rows=len(self._tasks),
             loop_lag_seconds=self._loop_lag_seconds,
             counters=self._engine.counters(),
@@ -375,14 +396,14 @@ class Worker:
             ]
             self._last_completion_at = time.time()
         except RowFailed as failure:
-            self._failed.append(FailedAttempt(ordinal, failure.reason, failure.detail))
-        except EngineDied as error:
+            self._failed.append(failed_attempt(ordinal, failure.reason, failure.detail))
+        except (EngineDied, ServerUnavailable) as error:
             # The row stays listed: of what was in work the engine may have died.
             self._error, is_over = self._error or error, False
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a defect or a panic must cost this row an attempt, and not be tried for ever
-            self._failed.append(FailedAttempt(ordinal, "internal_error", f"{type(error).__name__}: {error}"))
+            self._failed.append(failed_attempt(ordinal, "internal_error", f"{type(error).__name__}: {error}"))
         finally:
             is_own = self._tasks.get(ordinal) is asyncio.current_task()  # else dropped, and perhaps leased anew since
             if is_own and is_over:
@@ -430,7 +451,7 @@ class Worker:
 
     def _give_up(self, ordinal: int, reason: str, detail: str) -> None:
         self._drop(ordinal)
-        self._failed.append(FailedAttempt(ordinal, reason, detail))
+        self._failed.append(failed_attempt(ordinal, reason, detail))
 
     def _drop(self, ordinal: int) -> None:
         if (task := self._tasks.pop(ordinal, None)) is not None:

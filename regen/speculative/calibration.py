@@ -5,6 +5,9 @@ full slots count, and only while every engine that is compared is past its ramp.
 bounded before the first: a setting that the budget has no room for is left out. Docs: docs/speculation.md; why it is
 decided this way: docs/decisions/0007-calibration-compares-within-replicas.md.
 
+Replicas that join later, or again, are bystanders: they run what the others run that take no part, nothing that is
+measured there counts, and they do not use up the engine starts. What is chosen holds for them too.
+
 It does not know what a row is, how engines are drained, or whether the run is worth continuing. Rows made meanwhile
 count like all others: no setting changes what is sampled.
 """
@@ -74,17 +77,20 @@ class Calibration:
     def __init__(
         self,
         arms: Sequence[Arm],
-        replicas: int,
+        slots: Sequence[int],
         spec: CalibrationSpec,
         is_required: bool,
         measured: Sequence[Measured] = (),
     ) -> None:
-        """`arms` as `arms()` gives them. `measured` is what the journal has of the same arms from before a restart."""
+        """`arms` as `arms()` gives them; `slots` are the replicas that it begins with. `measured` is what the journal
+        has of the same arms from before a restart.
+        """
         self.choice: Choice | None = None
         self._spec = spec
         self._is_required = is_required
         self._arms = {arm.name: arm for arm in arms}
-        self._replicas = replicas
+        self._present = list(slots)
+        self._joined: set[int] = set()
         self._measured = [one for one in measured if one.arm in self._arms]
         self._unsaid: list[Measured] = []
         self._failed: dict[str, str] = {}  # arm -> why it does not run
@@ -135,9 +141,24 @@ class Calibration:
             self._slower.clear()  # what was slower than this one may be the fastest of the rest
             self._judge()
 
+    def has_joined(self, slot: int) -> bool:
+        """Since this began: a bystander."""
+        return slot in self._joined
+
+    def slot_joined(self, slot: int) -> None:
+        """A replica is there that was not when this began, or was lost since."""
+        if slot not in self._present or slot in self._lost:
+            self._joined.add(slot)
+
+    def slot_left(self, slot: int) -> None:
+        """This replica has gone, and may come back: the others go on without it. The last one is waited for."""
+        if self._slots != [slot]:
+            self.slot_lost(slot)
+
     def slot_lost(self, slot: int) -> None:
-        """This replica is gone for good: the others go on without it. Without any that takes part: undecided."""
-        if self.choice is not None or slot in self._lost:
+        """This replica is gone: the others go on without it. Without any that takes part: undecided."""
+        self._joined.discard(slot)
+        if self.choice is not None or slot in self._lost or slot not in self._present:
             return
         self._lost.add(slot)
         if slot not in self._slots:
@@ -208,7 +229,7 @@ class Calibration:
         for count in range(len(grid), -1, -1):
             order = known + grid[:count]
             slots = self._taking_part(order)
-            others = self._replicas - len(slots)
+            others = len(self._present) - len(slots)
             if self._planned_starts(order, others) <= self._spec.max_engine_starts:
                 return order, slots, others
         if self._planned_starts(known, 0) <= self._spec.max_engine_starts:
@@ -225,17 +246,18 @@ class Calibration:
         return layout.cost([], order, self._taking_part(order), bystanders, CONFIGURED).starts
 
     def _taking_part(self, order: Sequence[str]) -> list[int]:
-        return list(range(min(self._replicas, len(order))))
+        return self._present[: len(order)]
 
     def _ahead(self) -> layout.Cost:
         """What is still to come after the present stage; the present one counts as a stage."""
         history = [*_history(self._measured), self._assignment]
-        rest = layout.cost(history, self._alive(), self._slots, self._bystanders, self._default())
+        bystanders = self._bystanders + len(self._joined)
+        rest = layout.cost(history, self._alive(), self._slots, bystanders, self._default())
         return layout.Cost(rest.starts, rest.stages + 1)
 
     def _running(self) -> int:
-        """Replicas that are not lost."""
-        return max(1, self._replicas - len(self._lost))
+        """Replicas that are there."""
+        return max(1, len(self._present) - len(self._lost) + len(self._joined))
 
     def _mean_drain_seconds(self) -> float:
         """What one drain costs of a replica: slots empty one after the other, so about half the time it takes."""

@@ -64,7 +64,8 @@ class Evidence:
     """What the checks look at. `draft` is None where the method takes none; `prompts` where nothing is planned yet.
 
     `engine_args` are the engine's own (`engine.args`), `max_model_len` is the run's context in tokens. `target_path` is
-    what the engine is given as the target's model: vLLM looks for words in it.
+    what the engine is given as the target's model: vLLM looks for words in it. `served_codes` are those of findings on
+    servers, where the run has any: `speculation.accept` may name them, too.
     """
 
     speculation: SpeculationSpec
@@ -76,6 +77,7 @@ class Evidence:
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     prompts: Prompts | None = None
     target_path: str = ""
+    served_codes: frozenset[str] = frozenset()
 
     @property
     def method(self) -> str:

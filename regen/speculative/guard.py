@@ -63,6 +63,11 @@ class Guard:
         self._settled[slot] = _nothing_known(slot, now)
         self._settle(slot, now)
 
+    def left(self, slot: int, now: float) -> None:
+        """The slot has no engine now: nothing is judged of it, and it is nobody's fellow."""
+        self._watched[slot] = None
+        self._settled[slot] = _nothing_known(slot, now)
+
     def counters(self, slot: int, now: float, output_tokens: int, acceptance: Acceptance | None) -> None:
         """Totals since the engine started. Tokens that fell mean an engine that started again without saying so."""
         watched = self._speculating(slot)

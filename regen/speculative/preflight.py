@@ -408,6 +408,14 @@ SECTIONS: tuple[Section, ...] = (
                 settings.schedule_dropped,
             ),
             Check(
+                "states-over-stages",
+                WARN,
+                "The draft reads states of inner layers, and the target is in pipeline stages",
+                "vLLM hands such states on from stage to stage for some targets only (of Llama's and Qwen2's kind; not"
+                " of DeepSeek-V3's, Kimi-K2 among them). For others it ends after it has loaded all weights.",
+                settings.states_over_stages,
+            ),
+            Check(
                 "prompt-lookup",
                 REFUSE,
                 "The n-gram bounds are the wrong way round",
@@ -473,7 +481,13 @@ ALL_CHECKS = (*CHECKS, _ACCEPT)
 def preflight(evidence: Evidence, checks: Iterable[Check] = ALL_CHECKS) -> list[Finding]:
     """All findings, in the order of the table. What `speculation.accept` names does not refuse: it warns."""
     findings = [finding for check in checks if (finding := check.finding(evidence)) is not None]
-    return [_accepted(finding) if finding.code in evidence.speculation.accept else finding for finding in findings]
+    return with_accepted(findings, evidence.speculation.accept)
+
+
+def with_accepted(findings: Iterable[Finding], codes: Iterable[str]) -> list[Finding]:
+    """What is among `codes` does not refuse: it warns."""
+    accepted = frozenset(codes)
+    return [_accepted(finding) if finding.code in accepted else finding for finding in findings]
 
 
 def is_refused(findings: Iterable[Finding]) -> bool:
@@ -487,7 +501,7 @@ def _accepted(finding: Finding) -> Finding:
 
 
 def _unknown_accept(evidence: Evidence) -> Fault | None:
-    codes = {check.code for check in ALL_CHECKS}
+    codes = {check.code for check in ALL_CHECKS} | evidence.served_codes
     unknown = [code for code in evidence.speculation.accept if code not in codes]
     if not unknown:
         return None

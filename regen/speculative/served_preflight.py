@@ -7,6 +7,7 @@ the answers of a warm-up, of which raw counts alone decide.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from regen.checkpoints import Checkpoint, EngineFacts
 from regen.served import Asked, Counters, Phase, Route, ServerFacts
@@ -18,9 +19,13 @@ from regen.speculative.doctor.sglang_settings import SETTING_CHECKS
 from regen.speculative.doctor.visit import Expected, Visit
 from regen.speculative.evidence import Finding, Severity
 
-_TOLD = ("lossy-verification", "method-undisclosed", "draft-unread")
+_TOLD = ("lossy-verification", "draft-unread")
+_TOLD_CHECKS = (*(check for check in CHECKS if check.code in _TOLD), *SETTING_CHECKS)
 _NOTHING = Counters(is_reported=False)
 _UNREAD = "the draft's files were not read"
+_UNREAD_FIX = "Name them as speculation.draft: a folder on the replica's node, or the hub's name."
+# What refuses here and is in no table of preflight.py.
+SERVED_CODES = frozenset({"rank-dead", *(check.code for check in _TOLD_CHECKS if check.severity is Severity.REFUSE)})
 
 
 def told(facts: ServerFacts, draft: DraftFiles | None = None) -> tuple[Finding, ...]:
@@ -28,8 +33,8 @@ def told(facts: ServerFacts, draft: DraftFiles | None = None) -> tuple[Finding, 
     if facts.speculation is None or facts.speculation.method is None:
         return ()
     visit = _visit(facts, (), draft, None)
-    checks = (*(check for check in CHECKS if check.code in _TOLD), *SETTING_CHECKS)
-    found = [finding for check in checks if (finding := check.finding(visit)) is not None]
+    found = [finding for check in _TOLD_CHECKS if (finding := check.finding(visit)) is not None]
+    found = [replace(one, fix=_UNREAD_FIX) if one.code == "draft-unread" else one for one in found]
     order = list(Severity)
     files = draft.findings if draft is not None else ()
     return tuple(sorted([*files, *found], key=lambda finding: order.index(finding.severity)))

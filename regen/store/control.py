@@ -284,6 +284,7 @@ class SlotCounts(NamedTuple):
     starting_tenths: int = 0
     gone_tenths: int = 0
     gpu_tenths: int = 0
+    released_tenths: int = 0
 
 
 class SlotReading(NamedTuple):

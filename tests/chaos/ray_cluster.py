@@ -1,4 +1,4 @@
-"""A private Ray cluster of one node, on ports of its own: started, looked into and ended by pid."""
+"""A private Ray cluster on ports of its own, of one node or more: started, looked into and ended by pid."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.processes import descendants, end, environment, exists, free_port, titled, wait_until
 
 START_SECONDS = 240.0
+_RAY = str(Path(sys.executable).parent / "ray")
 COORDINATOR = "ray::CoordinatorActor"
 REPLICA = "ray::ReplicaActor"
 # Who may talk to the cluster: a token file that some other Ray on this machine has written must not decide. And Ray
@@ -24,20 +25,21 @@ class RayHead:
     Who joins needs `ENVIRONMENT`.
     """
 
-    def __init__(self, folder: Path, more: Mapping[str, str] | None = None, dashboard: bool = False) -> None:
+    def __init__(
+        self, folder: Path, more: Mapping[str, str] | None = None, dashboard: bool = False, cpus: int = 2
+    ) -> None:
         """Blocks until the node answers."""
         # All that is fixed unless said: the second cluster on a machine, by chance or by a test, takes no jobs without.
         named = ("port", "dashboard-port", "dashboard-agent-listen-port", "ray-client-server-port")
         ports = {name: free_port() for name in named}
         self.address = f"127.0.0.1:{ports['port']}"
         self.job_server = f"http://127.0.0.1:{ports['dashboard-port']}"
-        ray = str(Path(sys.executable).parent / "ray")
         # Ports of workers are any: a second cluster beside this one would take them from the same range.
         options = [
             "--head",
             "--block",
             "--node-ip-address=127.0.0.1",
-            "--num-cpus=2",
+            f"--num-cpus={cpus}",
             "--min-worker-port=0",
             "--max-worker-port=0",
         ]
@@ -48,7 +50,7 @@ class RayHead:
         said = folder / f"ray-{ports['port']}.log"
         with said.open("w") as log:
             self.process = subprocess.Popen(
-                [ray, "start", *options],
+                [_RAY, "start", *options],
                 cwd=folder,
                 env={**environment(), **ENVIRONMENT, **(more or {})},
                 stdout=log,
@@ -80,6 +82,36 @@ class RayHead:
 
     def end(self) -> None:
         """kill -9 to all of it."""
+        end(self.process)
+
+
+class RayNode:
+    """One more node of a cluster, on this machine. Its GPUs are numbers."""
+
+    def __init__(self, head: RayHead, cpus: int, gpus: int = 0, more: Mapping[str, str] | None = None) -> None:
+        """Does not wait until it has joined."""
+        self.process = subprocess.Popen(
+            [
+                _RAY,
+                "start",
+                f"--address={head.address}",
+                "--block",
+                "--node-ip-address=127.0.0.1",
+                f"--num-cpus={cpus}",
+                f"--num-gpus={gpus}",
+                "--min-worker-port=0",
+                "--max-worker-port=0",
+            ],
+            env={**environment(), **ENVIRONMENT, **(more or {})},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+        )
+
+    def titled(self, title: str) -> list[int]:
+        return titled(self.process.pid, title)
+
+    def end(self) -> None:
+        """kill -9 to all of it, as when a machine goes."""
         end(self.process)
 
 

@@ -5,19 +5,22 @@ Time is virtual (tests/virtual_time.py): what is asserted of rates holds on any 
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from regen.records import Phase
+from regen.records import CoordinatorStatus, Phase
 from regen.run.held import replayed_run
 from regen.run.local import LocalCluster
 from regen.run.session import seal_run
 from regen.run.start import Begun
 from regen.store.control import ArmMeasured, DecidedBy, SpeculationDecided, Verdict
 from tests import virtual_time
+from tests.places import ScarceCluster
 from tests.runs import begin_run, drive, make_spec, shard_table, with_draft
 
 # Every commit is a real file, synced.
@@ -27,6 +30,19 @@ STEP, ANSWER_TOKENS = 0.1, 300
 
 def calibrated(folder: Path, slots: int, rows: int, replicas: int = 1, **calibration: Any) -> tuple[Begun, int]:
     """A finished run that was calibrated, and how many engines it took."""
+    begun, cluster = prepared(folder, slots, rows, replicas, **calibration), LocalCluster()
+    finish(begun, rows, drive(cluster, begun))
+    return begun, len(cluster.workers)
+
+
+def finish(begun: Begun, rows: int, work: Coroutine[Any, Any, CoordinatorStatus]) -> None:
+    status = virtual_time.run(work)
+    assert status.phase is Phase.FINISHED
+    assert status.totals.done == rows
+    seal_run(begun.storage, begun.worker_setup.run)
+
+
+def prepared(folder: Path, slots: int, rows: int, replicas: object, **calibration: Any) -> Begun:
     engine = {
         "slots": slots,
         "replicas": replicas,
@@ -45,12 +61,7 @@ def calibrated(folder: Path, slots: int, rows: int, replicas: int = 1, **calibra
         calibration={"window_seconds": 8.0, **calibration},
         warmup={"drafts": 100, "max_tokens": 32, "seconds": 60},
     )
-    begun, cluster = begin_run(spec), LocalCluster()
-    status = virtual_time.run(drive(cluster, begun))
-    assert status.phase is Phase.FINISHED
-    assert status.totals.done == rows
-    seal_run(begun.storage, begun.worker_setup.run)
-    return begun, len(cluster.workers)
+    return begin_run(spec)
 
 
 def choice(begun: Begun) -> SpeculationDecided | None:
@@ -78,6 +89,38 @@ def test_the_faster_setting_is_found_and_kept(
     assert figures["configured"]["tokens_per_second"] == pytest.approx(slots * 2.1 / cost / STEP, rel=0.07)
     last = shard_table(tmp_path / "run").to_pylist()[-1]
     assert (last["observed"]["draft"] is not None) == (expected == "configured")
+
+
+def test_a_fleet_that_changes_is_compared_on_what_there_is_and_a_node_that_goes_ends_no_comparison(
+    tmp_path: Path,
+) -> None:
+    """Two of at most six have room. One loses its node in the middle, and comes back on another."""
+    rows = 600
+    begun, cluster = prepared(tmp_path, 8, rows, {"min": 1, "max": 6}, arms=2), ScarceCluster(room=2)
+
+    async def work() -> CoordinatorStatus:
+        running = asyncio.ensure_future(drive(cluster, begun))
+        async with asyncio.timeout(100):
+            while "off" not in {
+                worker.stats().arm for worker in cluster.placed.values() if worker.stats().running_rows
+            }:
+                await asyncio.sleep(0.2)
+        assert cluster.placed.keys() == {0, 1}, "nobody takes the room of an engine that is replaced"
+        await cluster.lose(1)
+        await asyncio.sleep(40)
+        cluster.give(1)
+        return await running
+
+    finish(begun, rows, work())
+    decided = choice(begun)
+    assert decided is not None
+    assert (decided.arm, decided.verdict) == ("configured", Verdict.MEASURED)
+    replayed = replayed_run(begun.storage)
+    assert replayed is not None
+    last = [worker for at, worker in cluster.workers.items() if at.slot == 1][-1].stats()
+    assert last.arm == "configured", "it takes no part any more"
+    measured = [(one.slot, one.arm) for one in replayed.records if isinstance(one, ArmMeasured)]
+    assert measured == [(0, "configured"), (0, "off")], "forth and back on the one that stayed, as far as it takes"
 
 
 def test_what_was_measured_is_in_the_journal(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from regen.run.start import StartOptions, resume
 from regen.spec import dump_spec, load_spec
 from tests import virtual_time
 from tests.chaos.ray_cluster import ENVIRONMENT, RayHead
+from tests.listening import is_loopback, listening
 from tests.processes import REGEN, environment, regen, regen_here
 from tests.runs import begin_run, conversations, drive, make_spec, write_jsonl
 from tests.toy_target import build_toy_target
@@ -191,15 +193,22 @@ def test_the_frozen_plan_cannot_be_drifted_away(tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
-def test_a_closed_pipe_does_not_end_the_run(tmp_path: Path) -> None:
+def test_a_closed_pipe_does_not_end_the_run_and_nothing_listens_beyond_loopback(tmp_path: Path) -> None:
     spec = written(tmp_path, rows=30)
+    seen: set[tuple[str, str]] = set()
     command = [*REGEN, "run", spec]
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
         assert process.stdout is not None
         process.stdout.close()
-        assert process.wait(timeout=120) == 0
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:
+            seen |= listening(process.pid)
+            time.sleep(0.05)
+        assert process.wait(timeout=1) == 0
+    assert {"gcs_server", "raylet", "ray::DashboardAgent"} <= {program for program, _ in seen}, "all of it was seen"
+    assert [one for one in seen if not is_loopback(one[1])] == []
     assert json.loads(regen_here("status", "run", "--json", cwd=tmp_path).stdout)["is_finished"]
 
 

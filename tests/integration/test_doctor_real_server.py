@@ -3,76 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.processes import descendants, exists, free_port, kill, regen, wait_until
+from tests.processes import regen
+from tests.real_vllm_server import RealServer
 
 pytestmark = pytest.mark.engine
 
-START_SECONDS = 240
 
-
-@contextmanager
-def vllm_server(model: Path, speculation: dict[str, Any], log: Path, **variables: str) -> Iterator[str]:
-    """vLLM's server on loopback, with its process group and all below it ended at the end of the block."""
-    port = free_port()
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    command += ["--served-model-name", "target", "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
-    command += ["--max-model-len", "1024", "--max-num-seqs", "8", "--speculative-config", json.dumps(speculation)]
-    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", **variables}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    try:
-        url = f"http://127.0.0.1:{port}"
-        wait_until(lambda: process.poll() is not None or answers(url), seconds=START_SECONDS)
-        assert process.poll() is None, log.read_text(errors="replace")[-3000:]
-        yield url
-    finally:
-        end(process)
-
-
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5) as reply:
-            return bool(reply.status == 200)
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
-        time.sleep(0.5)
-        return False
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """In order first, so that it takes its engine along; then by force, whatever is left of it."""
-    below = descendants(process.pid)
-    process.terminate()
-    try:
-        process.wait(timeout=30)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(timeout=30)
-    for pid in below:
-        kill(pid)
-    wait_until(lambda: not any(exists(pid) for pid in below), seconds=20)
+def vllm_server(model: Path, speculation: dict[str, Any], log: Path, **variables: str) -> RealServer:
+    return RealServer(model, log, ["--speculative-config", json.dumps(speculation)], **variables)
 
 
 def test_ngram_speculation_and_what_the_server_keeps_to_itself(smollm2: Path, tmp_path: Path) -> None:
     ngram = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
-    with vllm_server(smollm2, ngram, tmp_path / "server.log") as url:
-        done = regen("doctor", url, "--json", "--seconds", "60", cwd=tmp_path)
+    with vllm_server(smollm2, ngram, tmp_path / "server.log") as server:
+        done = regen("doctor", server.url, "--json", "--seconds", "60", cwd=tmp_path)
     said = json.loads(done.stdout)
     total = said["counts"]["total"]
     assert said["server"] | {"url": ""} == {
@@ -108,8 +58,8 @@ def test_the_founding_fault_at_a_real_server(smollm2: Path, repository: Path, tm
     config = json.loads((head / "config.json").read_text())
     (head / "config.json").write_text(json.dumps({**config, "architectures": ["Eagle3LlamaForCausalLM"]}))
     eagle = {"method": "eagle", "model": str(head), "num_speculative_tokens": 3}
-    with vllm_server(smollm2, eagle, tmp_path / "server.log", VLLM_SERVER_DEV_MODE="1") as url:
-        done = regen("doctor", url, "--json", cwd=tmp_path)
+    with vllm_server(smollm2, eagle, tmp_path / "server.log", VLLM_SERVER_DEV_MODE="1") as server:
+        done = regen("doctor", server.url, "--json", cwd=tmp_path)
     said = json.loads(done.stdout)
     assert done.returncode == 3
     assert said["verdict"] == "dead"

@@ -18,14 +18,18 @@ from regen.run.local import LocalCluster
 from regen.run.look import look
 from regen.run.pilot import begin_pilot
 from regen.run.session import seal_run
+from regen.run.setup import Purpose
 from regen.run.speculation_records import subject_of
 from regen.run.start import StartOptions
-from regen.spec import RunSpec, dump_spec
+from regen.spec import OpenaiEngineSpec, ReplicaRange, RunSpec, dump_spec
 from regen.store.control import DecidedBy, SpeculationDecided, Verdict
 from regen.store.storage import open_storage
 from tests import virtual_time
 from tests.processes import regen_here
 from tests.runs import begin_run, conversations, drive, make_spec, with_draft, write_jsonl
+
+# Every commit is a real file.
+SELDOM = {"interval_seconds": 20.0, "rows_per_shard": 100}
 
 
 def two_sources(folder: Path, **sections: Any) -> RunSpec:
@@ -148,11 +152,95 @@ def test_a_calibrated_speed_is_that_of_the_chosen_arm_in_every_replica(tmp_path:
         evidence=json.dumps(arms),
         at="2026-01-01T00:00:00+00:00",
     )
-    found = known_speed(spec, Assumptions(), Totals(), [decided])
+    found = known_speed(spec, Assumptions(), Totals(), [decided], engines=2)
     assert found is not None
     assert (found.basis, found.tokens_per_second) == (SpeedBasis.CALIBRATED, Range(190, 200, 220))
     slower = spec.model_copy(update={"engine": spec.engine.model_copy(update={"slots": 4})})
-    assert known_speed(slower, Assumptions(), Totals(), [decided]) is None
+    assert known_speed(slower, Assumptions(), Totals(), [decided], engines=2) is None
+
+
+def test_after_calibrating_hours_go_by_what_was_found(tmp_path: Path) -> None:
+    """Two replicas of eight slots, where speculation pays: 2.1 tokens a step, which takes 1.27 units of 0.1 s."""
+    engine = {"answer_tokens": 300, "answer_spread": 0.3, "step_seconds": 0.1, "start_seconds": 20, "cost": {}}
+    engine |= {"replicas": 2, "acceptance_by_position": [0.7, 0.3, 0.1]}
+    spec = with_draft(
+        make_spec(tmp_path, rows=prompts(500), engine=engine, sampling={"max_tokens": 1000}, checkpoint=SELDOM),
+        tmp_path,
+        calibrate="auto",
+        calibration={"window_seconds": 8.0},
+        warmup={"drafts": 100, "max_tokens": 32, "seconds": 60},
+    )
+    virtual_time.run(drive(LocalCluster(), begin_run(spec, purpose=Purpose.CALIBRATE)))
+    found, before = asked(spec), totals(spec).output_tokens
+    assert found.speed is not None
+    assert found.speed.basis is SpeedBasis.CALIBRATED
+    assert found.speed.tokens_per_second.mid == pytest.approx(2 * 8 * 2.1 / 1.267 / 0.1, rel=0.05)
+    assert 0 < found.found.left < 400
+    seconds = virtual_time.run(timed(spec)) - 20  # its engines start
+    hours = found.found.hours
+    assert hours is not None
+    assert hours.mid == pytest.approx(seconds / 3600, rel=0.1)
+    assert found.found.output_tokens is not None
+    assert found.found.output_tokens.mid == pytest.approx(totals(spec).output_tokens - before, rel=0.1)
+
+
+def prompts(count: int) -> list[dict[str, Any]]:
+    return [{"prompt": f"say {number}"} for number in range(count)]
+
+
+def test_the_disk_is_as_full_as_it_was_said_to_be(tmp_path: Path) -> None:
+    """The journal's files are small, so half of it is what files have beside their rows. In shards that is little."""
+    spec = make_spec(
+        tmp_path,
+        rows=conversations(2000),
+        engine={"slots": 64, "step_seconds": 0.1, "answer_tokens": 60},
+        checkpoint={"interval_seconds": 5, "rows_per_shard": 500},
+    )
+    piloted(spec, 200)
+    found = asked(spec).disk
+    assert found is not None
+    begun = begin_run(spec)
+    virtual_time.run(drive(LocalCluster(), begun))
+    seal_run(begun.storage, begun.worker_setup.run)
+    for name, said in (("plan", found.plan), ("journal", found.journal), ("shards", found.shards)):
+        stored = sum(path.stat().st_size for path in Path(spec.output, name).rglob("*.parquet"))
+        assert said == pytest.approx(stored, rel=0.15), name
+
+
+def test_a_fleet_that_comes_and_goes_is_estimated_for_the_fewest_and_the_most(tmp_path: Path) -> None:
+    spec = two_sources(tmp_path)
+    piloted(spec)
+    elastic = spec.model_copy(
+        update={"engine": spec.engine.model_copy(update={"replicas": ReplicaRange(min=1, max=4)})}
+    )
+    found = asked(elastic)
+    few, many = found.fleets
+    assert (few.replicas, few.held.slots, many.replicas, many.held.slots) == (1, 8, 4, 32)
+    assert few.speed is not None
+    assert many.speed is not None
+    assert many.speed.tokens_per_second.mid == pytest.approx(4 * few.speed.tokens_per_second.mid)
+    assert few.found.hours is not None
+    assert many.found.hours is not None
+    assert many.found.hours.mid < few.found.hours.mid
+    assert found.found == few.found
+    names = [name for name, _ in found.view().facts]
+    assert {"minutes, 1 replica", "minutes, 4 replicas"} <= set(names)
+    assert [one["replicas"] for one in found.to_json()["fleets"]] == [1, 4]
+
+
+def test_servers_are_replicas_with_slots_of_their_own_and_no_gpus_of_ours(tmp_path: Path) -> None:
+    endpoints = [{"url": "http://127.0.0.1:1"}, {"url": "http://127.0.0.1:2", "slots": 3}]
+    spec = two_sources(
+        tmp_path, engine={"endpoints": endpoints, "token_timeout_seconds": 10}, price={"per_gpu_hour": 2}
+    )
+    (fleet,) = asked(spec, tokens_per_second=100, answer_tokens=20).fleets
+    assert (fleet.replicas, fleet.held.slots, fleet.held.gpus) == (4, 8 + 3 + 2 * 8, 0)
+    alone = spec.model_copy(update={"engine": OpenaiEngineSpec(slots=8, endpoints=spec.engine.endpoints)})
+    found = asked(alone, tokens_per_second=100, answer_tokens=20)
+    assert [one.replicas for one in found.fleets] == [2]
+    assert not [name for name, _ in found.view().facts if "GPU" in name or "cost" in name]
+    assert any(note.startswith("2 servers of somebody else") for note in found.notes())
+    assert not any("cost" in need for need in found.needs())
 
 
 def test_what_is_given_comes_before_what_was_measured(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from regen.engines.fake import FakeEngine
 from regen.errors import (
     EngineDied,
     FingerprintDrift,
+    NodeLost,
     RegenError,
     RunHeld,
     SpecError,
@@ -37,7 +39,7 @@ from regen.spec import RunSpec
 from regen.store.history import read_history
 from regen.store.local import LocalStorage
 from tests import virtual_time
-from tests.runs import begin_run, drive, make_spec
+from tests.runs import begin_run, drive, make_spec, shard_table
 
 
 @dataclass
@@ -245,6 +247,53 @@ def test_a_replica_that_cannot_be_built_is_spoken_of_and_the_others_go_on(tmp_pa
     session = Session(begun, OneWorkerChanged(1, fail))
     assert virtual_time.run(session.during(_nothing)).phase is Phase.FINISHED
     assert any("replica 1 is gone: SpecError" in line for line in session.said)
+
+
+class NodesThatGo(LocalCluster):
+    """The first engines of a slot get rows, and their node goes."""
+
+    def __init__(self, slot: int, times: int) -> None:
+        super().__init__()
+        self._slot, self._times = slot, times
+        self.starts: list[float] = []
+
+    async def start_worker(self, setup: WorkerSetup) -> LocalWorker:
+        worker = await super().start_worker(setup)
+        if setup.worker.slot == self._slot:
+            self.starts.append(time.monotonic())
+            if setup.worker.incarnation < self._times:
+                self._lose(worker)
+        return worker
+
+    def _lose(self, worker: LocalWorker) -> None:
+        real = worker.run
+
+        async def run() -> Left:
+            running = asyncio.ensure_future(real())
+            while not worker.stats().running_rows:
+                await asyncio.sleep(0.02)
+            await worker.kill()
+            await asyncio.gather(running, return_exceptions=True)
+            raise NodeLost("node 7 is gone")
+
+        worker.run = run  # type: ignore[method-assign]
+
+
+def test_a_node_that_goes_costs_neither_restart_nor_attempt_and_the_next_engine_waits_longer_each_time(
+    tmp_path: Path,
+) -> None:
+    """With `restarts: 0` a death would end the run: its only replica has none left."""
+    session = Session(slow_rows(tmp_path, engine={"replicas": 1, "restarts": 0}), NodesThatGo(0, times=3))
+    assert virtual_time.run(session.during(_nothing, seconds=60)).phase is Phase.FINISHED
+    assert isinstance(session.cluster, NodesThatGo)
+    starts = session.cluster.starts
+    gaps = [later - earlier for earlier, later in pairwise(starts)]
+    assert [round(gap) for gap in gaps] == [1, 2, 4]
+    assert sum("no fault of its own: NodeLost: node 7 is gone" in line for line in session.said) == 3
+    assert max(status.suspects for status in session.seen) == 0
+    seal_run(session.begun.storage, session.begun.worker_setup.run)
+    rows = shard_table(Path(session.begun.storage.url)).to_pylist()
+    assert {row["observed"]["attempts"] for row in rows} == {1}
 
 
 def test_one_row_that_never_returns_costs_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

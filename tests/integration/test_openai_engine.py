@@ -6,7 +6,7 @@ What the fake engine answers in this process is what a server must be brought to
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -17,8 +17,11 @@ from aiohttp import web
 from regen.engines import openai, served_failures, served_totals
 from regen.engines.fake import FakeEngine
 from regen.engines.openai import OpenaiEngine, Retokenise
-from regen.errors import EngineDied, RowFailed, RowRefused, SpecError
+from regen.engines.openai_tokenizer import KnownText
+from regen.engines.served_failures import Failure
+from regen.errors import PreflightRefused, RowFailed, RowRefused, ServerUnavailable, SpecError
 from regen.records import Completion, EngineInfo, GenerationRequest, Sampling, WorkerId
+from regen.served import ServerFacts
 from regen.spec import EndpointSpec, FakeEngineSpec, OpenaiEngineSpec, SpeculationSpec
 from tests.loopback import served
 from tests.served.answers import Answers
@@ -77,6 +80,8 @@ def case(
     spec: dict[str, Any] | None = None,
     speculation: SpeculationSpec | None = None,
     retokenise: Retokenise | None = None,
+    known: Sequence[KnownText] = (),
+    approve: Callable[[ServerFacts], None] = lambda facts: None,
     **server: Any,
 ) -> Iterator[Case]:
     """Started, and closed with the block."""
@@ -88,7 +93,9 @@ def case(
         place = EndpointSpec(url=stand.url, model="target", **(endpoint or {}))
         whole = OpenaiEngineSpec(endpoints=[place], slots=8, max_model_len=512, **(spec or {}))
         said: list[str] = []
-        engine = OpenaiEngine(whole, place, "target", SAMPLING, speculation, retokenise, said.append)
+        engine = OpenaiEngine(
+            whole, place, "target", SAMPLING, speculation, retokenise, said.append, approve, lambda: known
+        )
         runner = stack.enter_context(asyncio.Runner())
         stack.callback(lambda: runner.run(engine.close()))
         info = runner.run(asyncio.wait_for(engine.start(), 30))
@@ -144,23 +151,98 @@ def test_a_refusal_is_the_rows_own_and_is_not_repeated(kind: str) -> None:
         assert len(made.server.desk.bodies) == 2
 
 
-def test_a_key_that_is_taken_away_ends_the_engine() -> None:
-    with case("vllm", Fault(Kind.STATUS, numbers=SECOND, status=401)) as made, pytest.raises(EngineDied, match="401"):
+def test_a_key_that_is_taken_away_ends_the_engine_and_blames_no_row() -> None:
+    refused = Fault(Kind.STATUS, numbers=SECOND, status=401)
+    with case("vllm", refused) as made, pytest.raises(ServerUnavailable, match="401"):
         made.ask()
 
 
 def test_a_request_that_fails_again_and_again_costs_its_row_an_attempt() -> None:
-    fault = Fault(Kind.STATUS, after=1, times=None, status=500)
+    fault = Fault(Kind.STATUS, numbers=frozenset({2, 3, 4}), status=500)
     with case("vllm", fault, spec={"request_attempts": 3}) as made:
         with pytest.raises(RowFailed, match="sent 3 times"):
             made.ask()
-        assert len(made.server.desk.bodies) == 4
+        *_, shown = made.server.desk.bodies
+        assert (len(made.server.desk.bodies), shown["prompt"]) == (5, [1])
+
+
+@pytest.mark.parametrize("fault", [Fault(Kind.STATUS, status=500), Fault(Kind.BROKEN)], ids=["errors", "rubbish"])
+def test_a_server_that_fails_everybody_costs_no_row_an_attempt(fault: Fault) -> None:
+    """It has room again at once, and would get row after row, each of them several times."""
+    always = replace(fault, after=1, times=None)
+    gone = pytest.raises(ServerUnavailable, match="outage_seconds")
+    with case("vllm", always, spec={"outage_seconds": 0.3, "request_attempts": 2}) as made, gone:
+        made.ask()
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_server_that_was_started_anew_with_another_model_gets_no_request(kind: str) -> None:
+    """SGLang names no model in its answers."""
+    dropped = Fault(Kind.DROP, numbers=SECOND)
+    with case(kind, dropped) as made:
+        before = len(made.server.desk.bodies)
+        made.server.served_name = "another"
+        with pytest.raises(ServerUnavailable, match="is not what it was: the model 'target' is not served"):
+            made.ask()
+        assert len(made.server.desk.bodies) == before + 1
 
 
 def test_a_server_that_does_nothing_but_fail_counts_as_gone() -> None:
     fault = Fault(Kind.STATUS, after=1, times=None, status=429)
-    with case("vllm", fault, spec={"outage_seconds": 0.1}) as made, pytest.raises(EngineDied, match="outage_seconds"):
+    gone = pytest.raises(ServerUnavailable, match="outage_seconds")
+    with case("vllm", fault, spec={"outage_seconds": 0.1}) as made, gone:
         made.ask()
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_server_that_is_down_costs_no_attempt_however_often_a_request_was_sent(kind: str) -> None:
+    with case(kind, spec={"outage_seconds": 0.2, "request_attempts": 2}) as made:
+        made.stand.down()
+        with pytest.raises(ServerUnavailable, match="outage_seconds"):
+            made.ask()
+
+
+def test_a_server_that_says_itself_that_it_is_ill_costs_no_attempt() -> None:
+    """vLLM, say, whose engine is gone and whose door still answers."""
+    fault = Fault(Kind.STATUS, after=1, times=None, status=500)
+    gone = pytest.raises(ServerUnavailable, match="outage_seconds")
+    with case("vllm", fault, spec={"outage_seconds": 0.2, "request_attempts": 2}, is_healthy=False) as made, gone:
+        made.ask()
+
+
+def test_overload_before_a_failure_is_no_attempt() -> None:
+    busy = Fault(Kind.STATUS, numbers=frozenset(range(2, 6)), status=429, retry_after="0")
+    with case("vllm", busy, Fault(Kind.STATUS, numbers=frozenset({6}), status=500)) as made:
+        made.server.desk.bodies.clear()
+        assert made.ask().token_ids == expected().token_ids
+
+
+def test_no_more_requests_than_slots_are_at_a_server_and_they_share_connections() -> None:
+    with case("vllm", endpoint={"slots": 4}, chunk_tokens=64) as made:
+
+        async def many() -> list[Completion]:
+            work = [made.engine.generate(request(), lambda count: None) for _ in range(300)]
+            return list(await asyncio.gather(*work))
+
+        assert {answer.token_ids for answer in made.wait(many())} == {expected().token_ids}
+        assert made.server.desk.most_running == 4
+        assert len(made.server.desk.bodies) == 301
+        assert len(made.server.desk.connections) <= 4 + 4
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_rating_waits_as_long_as_the_server_wants(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted: list[float | None] = []
+
+    def noted(tries: int, failure: Failure, draw: float) -> float:
+        wanted.append(failure.retry_after_seconds)
+        return 0.0
+
+    monkeypatch.setattr(openai, "wait_seconds", noted)
+    with case(kind, Fault(Kind.STATUS, numbers=frozenset({3}), status=429, retry_after="7")) as made:
+        answer = made.ask()
+        assert len(made.wait(made.engine.score(request().prompt_token_ids, answer.token_ids))) == len(answer.token_ids)
+    assert wanted == [7.0]
 
 
 def test_a_server_that_comes_back_answers_what_was_asked_meanwhile() -> None:
@@ -293,6 +375,56 @@ def test_what_does_not_agree_is_known_before_a_row_is_sent(changes: dict[str, An
         pass
 
 
+KNOWN = (KnownText("<|im_start|>user\nHi", (7, 8, 9)), KnownText("two", (5,)))
+
+
+def ids_of(changed: tuple[int, ...] | None = None) -> Callable[[str], list[int]]:
+    """The target's tokenizer, or one that differs in the second text."""
+    table = {one.text: one.token_ids for one in KNOWN} | ({"two": changed} if changed else {})
+    return lambda text: list(table[text])
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_server_with_another_tokenizer_is_refused_before_a_token_is_asked_for(kind: str) -> None:
+    with case(kind, known=KNOWN, tokenizer=ids_of()) as made:
+        assert not any("tokenizer" in line for line in made.said)
+    for other in ((5, 6), (6,)):
+        refused = pytest.raises(SpecError, match=r"another tokenizer.*'two'")
+        with refused, case(kind, known=KNOWN, tokenizer=ids_of(other)):
+            pass
+
+
+def test_a_tokenizer_that_is_not_shown_is_said_to_be_taken_on_trust() -> None:
+    with case("vllm", known=KNOWN) as made:
+        assert sum("does not show its tokenizer" in line for line in made.said) == 1
+
+
+def test_what_a_server_tells_of_itself_is_judged_before_a_token_is_asked_for() -> None:
+    asked: list[ServerFacts] = []
+
+    def refuse(facts: ServerFacts) -> None:
+        asked.append(facts)
+        raise PreflightRefused("no")
+
+    with pytest.raises(PreflightRefused), case("sglang", speculation=NGRAM, approve=refuse):
+        pass
+    assert [facts.speculation and facts.speculation.method for facts in asked] == ["NGRAM"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "it does not say"),
+        ({"enable_deterministic_inference": False}, "seeds have no effect"),
+        ({"enable_deterministic_inference": True}, None),
+    ],
+)
+def test_what_becomes_of_seeds_is_said(arguments: dict[str, Any], said: str | None) -> None:
+    with case("sglang", arguments=arguments) as made:
+        lines = [line for line in made.said if "seeds" in line]
+        assert [said is not None and said in line for line in lines] == ([True] if said else [])
+
+
 def as_ids(text: str) -> tuple[int, ...] | None:
     return tuple(map(ord, text))
 
@@ -325,8 +457,12 @@ def test_an_answer_cut_below_its_cap_is_none(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_an_answer_that_does_not_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = VllmServer._sampling
+
+    def unbounded(self: VllmServer, given: dict[str, Any]) -> Sampling:
+        return asked(self, {**given, "max_tokens": 400 if given["max_tokens"] == 8 else given["max_tokens"]})
+
     with case("vllm", spec={"request_attempts": 1}) as made:
-        monkeypatch.setattr(VllmServer, "_sampling", lambda self, given: asked(self, {**given, "max_tokens": 400}))
+        monkeypatch.setattr(VllmServer, "_sampling", unbounded)
         with pytest.raises(RowFailed, match="more tokens than"):
             made.ask(cap=8)
 
@@ -335,8 +471,10 @@ def test_an_answer_that_does_not_end_is_cut_off(monkeypatch: pytest.MonkeyPatch)
 
 
 @contextmanager
-def other_kind(events: Sequence[bytes], sampling: Sampling = SAMPLING) -> Iterator[tuple[OpenaiEngine, list[Any]]]:
-    """Streams these events, whatever it is asked, behind one whole answer; the engine has ids of texts."""
+def other_kind(
+    events: Sequence[bytes], sampling: Sampling = SAMPLING, key: str | None = None
+) -> Iterator[tuple[OpenaiEngine, list[Any]]]:
+    """Streams these events, whatever it is asked but the first request; the engine has ids of texts."""
     asked: list[Any] = []
 
     async def models(_: web.Request) -> web.Response:
@@ -346,14 +484,14 @@ def other_kind(events: Sequence[bytes], sampling: Sampling = SAMPLING) -> Iterat
         asked.append(await request.json())
         response = web.StreamResponse()
         await response.prepare(request)
-        await response.write(b"".join(events if len(asked) > 1 else ANSWER_OF_OTHERS))
+        await response.write(b"".join(ANSWER_OF_OTHERS if asked[-1]["prompt"] == [1] else events))
         return response
 
     app = web.Application()
     app.router.add_get("/v1/models", models)
     app.router.add_post("/v1/completions", completions)
     with served(app) as url:
-        place = EndpointSpec(url=url)
+        place = EndpointSpec(url=url, api_key_env=key)
         spec = OpenaiEngineSpec(endpoints=[place], ids="retokenised", max_model_len=512, request_attempts=1)
         yield OpenaiEngine(spec, place, "target", sampling, None, as_ids), asked
 
@@ -375,6 +513,48 @@ def outcome(engine: OpenaiEngine) -> Completion:
             await engine.close()
 
     return asyncio.run(asyncio.wait_for(started_and_asked(), 30))
+
+
+def test_a_server_that_cannot_rate_says_so_and_no_canary_passes_in_silence() -> None:
+    with other_kind(ANSWER_OF_OTHERS) as (engine, _):
+        lines: list[str] = []
+        engine._tell = lines.append
+
+        async def rated() -> None:
+            try:
+                await engine.start()
+                with pytest.raises(RowFailed, match="cannot rate tokens"):
+                    await engine.score((5,), (6,))
+            finally:
+                await engine.close()
+
+        asyncio.run(asyncio.wait_for(rated(), 30))
+    assert sum("no canary looks" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("code", [400, 500])
+def test_an_error_inside_a_stream_that_has_the_key_in_it_is_told_without(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setenv("REGEN_TEST_KEY", SECRET)
+    told = f'data: {{"error": {{"message": "not with {SECRET}", "code": {code}}}}}\n\n'
+    monkeypatch.setitem(globals(), "ANSWER_OF_OTHERS", (told.encode(),))
+    with other_kind((), key="REGEN_TEST_KEY") as (engine, _):
+        lines: list[str] = []
+        engine._tell = lines.append
+
+        async def started() -> str:
+            try:
+                await asyncio.wait_for(engine.start(), 1)
+            except (SpecError, TimeoutError) as error:
+                return repr(error) + repr(error.__cause__)
+            finally:
+                await engine.close()
+            return ""
+
+        text = asyncio.run(started()) + "".join(lines)
+    assert "not with [key]" in text
+    assert SECRET not in text
 
 
 def test_another_server_is_asked_in_openais_words_and_its_closing_id_is_added() -> None:
@@ -425,6 +605,17 @@ def test_absent_counters_are_none_and_not_zero() -> None:
         made.ask()
         assert made.engine.counters().acceptance is None
         assert any("no counters" in line for line in made.said)
+
+
+def test_what_answers_were_counted_at_is_kept_by_rank_until_it_is_asked_for() -> None:
+    with case("sglang", speculation=NGRAM, ranks=2) as made:
+        for _ in range(3):
+            made.ask()
+        facts, shown = made.engine.shown_so_far()
+        assert (facts.version, {one.rank for one in shown}) == ("0.5.23", {"0", "1"})
+        assert all(one.acceptance and one.said_accept_length and one.temperature == 1.0 for one in shown)
+        made.ask()
+        assert made.engine.shown_so_far()[1] == ()
 
 
 @pytest.mark.parametrize("incremental", [False, True])

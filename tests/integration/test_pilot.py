@@ -172,6 +172,18 @@ def test_figures_by_source_and_for_the_whole_run(tmp_path: Path) -> None:
     assert found.to_json()["done"] == 24
 
 
+def test_of_a_range_the_figures_are_for_as_many_engines_as_made_the_sample(tmp_path: Path) -> None:
+    engine = {"replicas": {"min": 1, "max": 8}, "slots": 2, "step_seconds": 0.05}
+    pilot = begin(two_sources(tmp_path, engine=engine), rows=20)
+    made(pilot)
+    rows = CommittedRows(pilot.storage, pilot.plan_summary.rows).rows(pilot.worker_setup.run.pilot_rows)
+    engines = len({row.observed.replica for row in rows})
+    notes = " ".join(read_pilot(pilot, None).view.notes)
+    assert engines in range(2, 9)
+    assert f"a fleet like the pilot's, of {engines} where 1 to 8 may be" in notes
+    assert f" of {2 * engines} slots at work" in notes
+
+
 def test_every_answer_is_on_the_page_with_its_text(tmp_path: Path) -> None:
     pilot = begin(make_spec(tmp_path, rows=12), rows=6)
     made(pilot)

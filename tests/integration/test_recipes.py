@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
+from regen.cli import app
 from regen.data.plan_summary import PlanSummary
 from regen.data.target import resolve_target
 from regen.run.estimate_spec import Assumptions, SpecEstimate, estimate_plan, estimate_spec
@@ -18,20 +21,54 @@ from regen.run.start import dry_plan
 from regen.spec import RunSpec, load_spec
 from regen.speculative.evidence import Severity
 from regen.store.local import LocalStorage
-from tests.kimi import AUXILIARY_LAYERS, HIDDEN, build_kimi_target, head_tensors, write_kimi_head
+from tests import kimi, qwen3
+from tests.heads import Values
+from tests.sparse_heads import head_tensors, write_sparse_head
 from tests.stand_ins import CHAT_TURNS, ROWS, with_stand_ins
 from tests.toy_target import build_toy_target
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-KIMI = EXAMPLES / "kimi-k2.5-eagle3.yaml"
+KIMI, QWEN3 = EXAMPLES / "kimi-k2.5-eagle3.yaml", EXAMPLES / "qwen3-8b-one-gpu.yaml"
 STAND_IN_ROWS = 20
 
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> RunSpec:
     folder = tmp_path_factory.mktemp("kimi")
-    target, draft = build_kimi_target(folder / "target"), write_kimi_head(folder / "head")
+    target = kimi.build_kimi_target(folder / "target")
+    draft = write_sparse_head(folder / "head", kimi.HEAD_CONFIG)
     return with_stand_ins(load_spec(KIMI), folder / "data", target, draft, STAND_IN_ROWS)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The recipes with an EAGLE-3 head, over stand-ins, and how many layers their targets have."""
+
+    specs: dict[str, RunSpec]
+    layers: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A head that is not right; `tensors` None: those that its config asks for."""
+
+    code: str
+    head: dict[str, Any]
+    tensors: dict[str, Values] | None = None
+    speculation: dict[str, Any] = field(default_factory=dict)
+    is_refused: bool = True
+
+
+HEADS = {"kimi": kimi.HEAD_CONFIG, "qwen3": qwen3.HEAD_CONFIG}
+
+
+@pytest.fixture(scope="module")
+def heads(recipe: RunSpec, tmp_path_factory: pytest.TempPathFactory) -> Heads:
+    folder = tmp_path_factory.mktemp("qwen3")
+    target = qwen3.build_qwen3_target(folder / "target")
+    draft = write_sparse_head(folder / "head", qwen3.HEAD_CONFIG)
+    spec = with_stand_ins(load_spec(QWEN3), folder / "data", target, draft, STAND_IN_ROWS)
+    return Heads({"kimi": recipe, "qwen3": spec}, {"kimi": kimi.LAYERS, "qwen3": qwen3.LAYERS})
 
 
 @pytest.fixture(scope="module")
@@ -74,34 +111,80 @@ def test_every_dataset_of_the_kimi_recipe_is_read_whole(planned: PlanSummary) ->
     assert turns == {**dict.fromkeys(ROWS, 1), **chats, "native": 0}
 
 
-def test_the_kimi_recipe_passes_preflight(recipe: RunSpec) -> None:
-    findings = examine(recipe, resolve_target(recipe.target), LocalStorage(Path(recipe.output)))
-    assert [str(finding) for finding in findings if finding.severity is not Severity.NOTE] == []
-
-
-def narrow() -> dict[str, Any]:
-    from tests.heads import weight
-
-    return {**head_tensors(), "fc.weight": weight(HIDDEN, (len(AUXILIARY_LAYERS) - 1) * HIDDEN)}
-
-
-@pytest.mark.parametrize(
-    ("speculation", "head", "code"),
-    [
-        ({"method": "eagle"}, dict, "method-mismatch"),
-        ({}, lambda: {"eagle_aux_hidden_state_layer_ids": [2, 30, 99], "eagle_config": None}, "layer-ids-out-of-range"),
-        ({}, lambda: {"tensors": narrow()}, "layer-ids-count"),
-    ],
-)
-def test_the_founding_faults_are_refused(
-    recipe: RunSpec, tmp_path: Path, speculation: dict[str, Any], head: Callable[[], dict[str, Any]], code: str
-) -> None:
-    assert recipe.speculation is not None
-    draft = write_kimi_head(tmp_path / "head", **head())
-    asked = recipe.speculation.model_copy(update={"draft": str(draft), **speculation})
-    spec = recipe.model_copy(update={"speculation": asked})
+def refused(spec: RunSpec) -> dict[str, Severity]:
+    """What preflight says, notes left out."""
     findings = examine(spec, resolve_target(spec.target), LocalStorage(Path(spec.output)))
-    assert code in {finding.code for finding in findings if finding.severity is Severity.REFUSE}
+    return {finding.code: finding.severity for finding in findings if finding.severity is not Severity.NOTE}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_the_recipes_with_a_head_pass_preflight(heads: Heads, name: str) -> None:
+    assert refused(heads.specs[name]) == {}
+
+
+def with_layers(name: str, *layers: int) -> dict[str, Any]:
+    both = {"eagle_aux_hidden_state_layer_ids": layers, "use_aux_hidden_state": True}
+    return {**HEADS[name], "eagle_aux_hidden_state_layer_ids": layers, "eagle_config": both}
+
+
+def other(name: str) -> str:
+    return next(one for one in HEADS if one != name)
+
+
+# What is wrong -> the head's config and tensors, what the spec says, and the code that says so. `last` is the target's
+# number of layers: ids count what enters a layer, so that is one too far.
+FAULTS: dict[str, Callable[[str, int], Fault]] = {
+    "the founding fault": lambda name, last: Fault("method-mismatch", HEADS[name], speculation={"method": "eagle"}),
+    "a layer too far": lambda name, last: Fault("layer-ids-out-of-range", with_layers(name, 2, last // 2, last + 1)),
+    "a layer twice": lambda name, last: Fault("layer-ids-out-of-range", with_layers(name, 2, last // 2, last // 2)),
+    "one layer too many": lambda name, last: Fault("layer-ids-count", with_layers(name, 2, 9, last // 2, last - 3)),
+    "one layer too few": lambda name, last: Fault(
+        "layer-ids-count", with_layers(name, 2, last // 2, last - 3), head_tensors(HEADS[name], fused_layers=2)
+    ),
+    "the first layers": lambda name, last: Fault("layer-ids-unusual", with_layers(name, 1, 2, 3), is_refused=False),
+    "counted as what leaves": lambda name, last: Fault(
+        "layer-convention", with_layers(name, 1, last // 2 - 1, last - 4), is_refused=False
+    ),
+    "states switched off": lambda name, last: Fault(
+        "aux-states-off", {**HEADS[name], "eagle_config": {"use_aux_hidden_state": False}}
+    ),
+    "another target's head": lambda name, last: Fault("hidden-size", HEADS[other(name)]),
+    "another vocabulary": lambda name, last: Fault(
+        "vocabulary-size", {**HEADS[name], "vocab_size": HEADS[other(name)]["vocab_size"]}, head_tensors(HEADS[name])
+    ),
+    "another draft vocabulary": lambda name, last: Fault(
+        "draft-vocabulary", {**HEADS[name], "draft_vocab_size": 16_000}, head_tensors(HEADS[name])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("what", FAULTS)
+def test_faults_of_a_head_are_found(heads: Heads, tmp_path: Path, name: str, what: str) -> None:
+    spec = heads.specs[name]
+    assert spec.speculation is not None
+    fault = FAULTS[what](name, heads.layers[name])
+    draft = write_sparse_head(tmp_path / "draft", fault.head, fault.tensors)
+    asked = spec.speculation.model_copy(update={"draft": str(draft), **fault.speculation})
+    found = refused(spec.model_copy(update={"speculation": asked}))
+    assert found[fault.code] is (Severity.REFUSE if fault.is_refused else Severity.WARN)
+
+
+RECIPES = sorted(path.name for path in EXAMPLES.glob("*.yaml") if "#   regen" in path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_commands_that_a_recipe_shows_are_commands(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parsed as the command line parses them, their flags and files too; nothing is run."""
+    monkeypatch.chdir(EXAMPLES.parent)
+    shown = re.findall(r"^#   regen ([^#\n]+)", (EXAMPLES / name).read_text(encoding="utf-8"), re.MULTILINE)
+    assert shown
+    group = typer.main.get_command(app)
+    assert isinstance(group, typer.core.TyperGroup)
+    for line in shown:
+        command, *words = shlex.split(line)
+        parsed = group.commands[command].make_context(command, words)
+        assert parsed.params["spec"] == Path("examples", name)
 
 
 def estimated(summary: PlanSummary, recipe: RunSpec) -> SpecEstimate:
@@ -121,6 +204,17 @@ def test_the_figures_in_the_recipe_are_what_estimate_says(recipe: RunSpec, plann
     assert written[1] == facts[name]
 
 
+def test_a_fleet_that_takes_what_comes_is_priced_for_its_fewest_and_its_most(
+    recipe: RunSpec, planned: PlanSummary
+) -> None:
+    elastic = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"replicas": "auto"})})
+    facts = dict(estimate_plan(elastic, Assumptions(830, 800), in_full(planned, recipe)).view().facts)
+    one = dict(estimated(planned, recipe).view().facts)
+    assert facts["GPU hours, 1 replica"] == one["GPU hours"]
+    assert facts["cost, 1 replica"] == one["cost"]
+    assert facts["GPU hours, 64 replicas"].endswith("on 512 GPUs")
+
+
 def test_the_laptop_recipe_needs_no_dataset_and_takes_about_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,14 +231,13 @@ def test_the_laptop_recipe_needs_no_dataset_and_takes_about_a_minute(
     assert 30 < found.found.hours.mid * 3600 < 90
 
 
-def test_the_recipe_for_one_gpu_reads_its_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recipe_for_one_gpu_reads_its_datasets(
+    heads: Heads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    target = build_kimi_target(tmp_path / "target")
-    (target / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}')
-    template = (target / "chat_template.jinja").read_text().replace("thinking is", "enable_thinking is")
-    (target / "chat_template.jinja").write_text(template)
-    spec = with_stand_ins(load_spec(EXAMPLES / "qwen3-8b-one-gpu.yaml"), tmp_path / "data", target, tmp_path, 5)
+    spec = heads.specs["qwen3"]
     with dry_plan(spec, resolve_target(spec.target), processes=1) as plan:
-        assert {(one.name, one.accepted) for one in plan.summary.sources} == {("ultrachat", 5), ("code", 5)}
+        found = {(one.name, one.accepted) for one in plan.summary.sources}
+    assert found == {("ultrachat", STAND_IN_ROWS), ("code", STAND_IN_ROWS)}

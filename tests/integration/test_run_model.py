@@ -41,6 +41,7 @@ EXPECTED = (
     "made again",
     "number taken",
     "own write found",
+    "released",
     "result of a zombie",
     "retry ended",
     "settled while running",
@@ -122,6 +123,19 @@ class Run(RuleBasedStateMachine):
         session = self.session(which)
         if not session.is_over:
             session.lose_worker(slot % session.replicas, is_zombie=False)
+
+    @fault(slot=numbers, count=st.integers(0, 4))
+    def replica_is_released(self, which: int, slot: int, count: int) -> None:
+        """It ends its rows, waits for their commit and leaves, unless something happens to it before."""
+        session = self.session(which)
+        if session.is_over:
+            return
+        session.release(slot % session.replicas)
+        self.everybody_speaks(session)
+        worker = session.workers[slot % session.replicas]
+        worker.end_rows(count)
+        self.look()
+        self.everybody_speaks(session)
 
     @fault(slot=numbers, count=st.integers(0, 2), successor_speaks=st.booleans())
     def worker_becomes_a_zombie(self, which: int, slot: int, count: int, successor_speaks: bool) -> None:
@@ -206,11 +220,12 @@ class Run(RuleBasedStateMachine):
             if not session.process.is_writing():
                 session.process.carry_out_one()
                 self.world.pass_time(1.0)
+        oldest = len(self.world.in_flight)  # of its calls the first is the write: a heartbeat may stand behind it
         session.restart_process(is_held=True)
         for _ in range(calls):
             self.world.settle()
             session.process.carry_out_one()
-        self.world.land(-1)
+        self.world.land(oldest)
         if not hangs_again:
             session.process.release()
 

@@ -1,6 +1,7 @@
 """What every stand-in server does with a request before and after its own work: counts it, and lets faults strike.
 
-`bodies` holds what was asked for tokens, in order; `left` counts requests whose client went away before the end.
+`bodies` holds what was asked for tokens, in order; `left` counts requests whose client went away before the end;
+`connections` are the clients' ends of those over which anything was asked.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Desk:
     running: int = 0
     most_running: int = 0
     left: int = 0
+    connections: set[Any] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._places = asyncio.Semaphore(self.slots)
@@ -44,6 +46,7 @@ class Desk:
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         makes_tokens = request.path in GENERATING
         self.paths.append(request.path)
+        self.connections.add(request.transport and request.transport.get_extra_info("peername"))
         if makes_tokens:
             await self._note(request)
         fault = self.script.strike(request.path, makes_tokens)

@@ -22,6 +22,7 @@ from tests.served.answers import Answers, Refused, Wanted
 from tests.served.desk import FAULT, Desk
 from tests.served.faults import Script
 from tests.served.sending import Answer, Body, Event, send
+from tests.served.tokenizing import Tokenizer, add_tokenize
 from tests.served.vllm_server import histogram, prompt_ids, texts
 from tests.sglang_stand_in import SglangStandIn, in_old_words
 
@@ -56,6 +57,7 @@ class SglangServer(SglangStandIn):
     is_healthy: bool = True
     is_incremental: bool = False
     is_deterministic: bool = True
+    tokenizer: Tokenizer | None = None
     defaults: dict[str, Any] = field(default_factory=lambda: dict(DEFAULTS))
 
     def __post_init__(self) -> None:
@@ -71,6 +73,7 @@ class SglangServer(SglangStandIn):
         app.middlewares.append(self.desk.middleware)
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
+        add_tokenize(app, self.tokenizer, self.context_length)
         return app
 
     async def _health(self, request: web.Request) -> web.Response:

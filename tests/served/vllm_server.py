@@ -21,6 +21,7 @@ from tests.served.answers import Answers, Refused, Wanted
 from tests.served.desk import FAULT, Desk
 from tests.served.faults import Script
 from tests.served.sending import Answer, Body, Event, send
+from tests.served.tokenizing import Tokenizer, add_tokenize
 from tests.vllm_stand_in import REFUSAL, VllmStandIn
 
 # The server's own, for whoever does not say: none is what a spec has by default.
@@ -51,6 +52,7 @@ class VllmServer(VllmStandIn):
     is_healthy: bool = True
     gives_counts: bool = False
     returns_ids: bool = True
+    tokenizer: Tokenizer | None = None
     defaults: dict[str, Any] = field(default_factory=lambda: dict(DEFAULTS))
 
     def __post_init__(self) -> None:
@@ -64,6 +66,7 @@ class VllmServer(VllmStandIn):
         app = super().app(**instead)
         app.middlewares.extend([self._authentication, self.desk.middleware])
         app.router.add_get("/health", self._health)
+        add_tokenize(app, self.tokenizer, self.max_model_len)
         return app
 
     @web.middleware

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from regen import __version__
+from regen.errors import ExitCode
 from regen.run.cluster import DRAIN_SECONDS, DRAIN_SECONDS_VARIABLE, JOB_STOP_SECONDS
 from regen.run.driver import LEAVE_SECONDS
 from regen.run.fit import Evidence, Node, Questions, demand_of, fit
@@ -197,8 +198,7 @@ def test_every_retry_goes_on_in_the_same_run_folder(variant: str) -> None:
     output = run_spec(variant).output
     assert re.fullmatch(r"s3://[a-z0-9/-]+", output), "fixed text, outside of the cluster"
     assert run_spec(variant).limits.hours is None, "ending by itself is a failure to KubeRay, and would be retried"
-    entrypoint = job(variant)["entrypoint"]
-    assert entrypoint == "sh /etc/regen/scripts/run.sh"
+    assert job(variant)["entrypoint"] == f"sh /etc/regen/scripts/run.sh {job(variant)['jobId']}"
     assert "regen run /etc/regen/spec/spec.yaml --allow-rejects" in scripts()["run.sh"]
     assert "--take-over" not in json.dumps(job(variant)) + scripts()["run.sh"]
 
@@ -251,7 +251,7 @@ def test_the_spec_fits_the_cluster_that_the_manifest_asks_for(variant: str) -> N
     cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
     evidence = Evidence(demand, Questions((), (), (), ()), nodes, cpus, gpus)
     assert [finding.code for finding in fit(evidence) if finding.code != "node-silent"] == []
-    assert demand.replicas * demand.gpus == gpus
+    assert demand.fewest * demand.gpus == gpus
 
 
 @variants
@@ -326,13 +326,69 @@ def test_a_workers_pod_waits_while_a_replica_is_in_it(tmp_path: Path) -> None:
     assert not re.search(pattern, scripts()["wait.sh"]), "or it would find the shell that runs it"
 
 
-def test_the_driver_is_the_process_whose_number_is_written(tmp_path: Path) -> None:
-    """Through `exec`: with a shell between them, SIGTERM would end the shell, and Ray would kill the driver."""
-    (tmp_path / "python").write_text('#!/bin/sh\necho "$$" "$@"\n')
-    (tmp_path / "python").chmod(0o755)
-    (tmp_path / "run.sh").write_text(scripts()["run.sh"])
-    environment = {"REGEN_PID_FILE": "pid", "PATH": f"{tmp_path}:/bin:/usr/bin"}
-    done = subprocess.run(["sh", "run.sh"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    number, *arguments = done.stdout.split()
-    assert number == (tmp_path / "pid").read_text().strip()
-    assert arguments[:3] == ["-m", "regen", "run"]
+def program(path: Path, *lines: str) -> None:
+    path.write_text("\n".join(["#!/bin/sh", *lines, ""]))
+    path.chmod(0o755)
+
+
+def runs(folder: Path, *driver: str) -> subprocess.Popen[str]:
+    """run.sh with stand-ins: a driver of these lines for `python`, and a `ray` and a `sleep` that write down."""
+    program(folder / "python", 'echo "$$" "$@"', *driver)
+    program(folder / "ray", 'echo "$@" > stopped')
+    program(folder / "sleep", 'echo "$@" > slept')
+    (folder / "run.sh").write_text(scripts()["run.sh"])
+    return subprocess.Popen(
+        ["sh", "run.sh", "regen-cpu"],
+        cwd=folder,
+        env={"REGEN_PID_FILE": "pid", "PATH": f"{folder}:/bin:/usr/bin"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+# Why each of the others is: what was lost comes back on a new cluster, a store or an engine may, and one who holds the
+# folder may be the cluster before, which is still being deleted.
+NOT_RETRIED = {
+    ExitCode.USAGE,
+    ExitCode.PREFLIGHT,
+    ExitCode.DRIFT,
+    ExitCode.DAMAGED,
+    ExitCode.SPECULATION,
+}
+
+
+@pytest.mark.parametrize("code", [*ExitCode, 137, 143])
+def test_what_a_new_cluster_would_not_mend_is_not_retried(tmp_path: Path, code: int) -> None:
+    """A job that fails is retried. One that is stopped is not: for that, it must still be running."""
+    with runs(tmp_path, f"exit {int(code)}") as job:
+        said, _ = job.communicate(timeout=20)
+    assert job.returncode == code, "the shell hides none"
+    assert said.split()[1:4] == ["-m", "regen", "run"]
+    assert (tmp_path / "stopped").exists() is (tmp_path / "slept").exists() is (code in NOT_RETRIED)
+    if code in NOT_RETRIED:
+        assert (tmp_path / "stopped").read_text().split() == [
+            *("job", "stop", "--no-wait", "--address", "http://127.0.0.1:8265", "regen-cpu")
+        ]
+
+
+def test_a_job_that_could_not_be_stopped_fails(tmp_path: Path) -> None:
+    with runs(tmp_path, 'printf "#!/bin/sh\\nexit 1\\n" > ray', "exit 3") as job:
+        assert job.wait(timeout=20) == 3
+    assert not (tmp_path / "slept").exists()
+
+
+def test_the_driver_is_the_process_whose_number_is_written_and_the_shell_outlives_it(tmp_path: Path) -> None:
+    """SIGTERM reaches both, as `ray job stop` sends it. With the shell gone, Ray would take the job for ended."""
+    with runs(tmp_path, "trap 'exit 9' TERM", "echo up", "while :; do /bin/sleep 0.05; done") as job:
+        assert job.stdout is not None
+        number = job.stdout.readline().split()[0]
+        assert job.stdout.readline() == "up\n"
+        assert number == (tmp_path / "pid").read_text().strip()
+        job.terminate()
+        with pytest.raises(subprocess.TimeoutExpired):
+            job.wait(timeout=0.3)
+        with drain(tmp_path) as draining:
+            assert job.wait(timeout=20) == 9
+            assert draining.wait(timeout=20) == 0
+    assert not (tmp_path / "stopped").exists()

@@ -10,6 +10,7 @@ import yaml
 
 from regen.errors import SpecError
 from regen.spec import (
+    EndpointSpec,
     dump_spec,
     fingerprint,
     load_spec,
@@ -107,6 +108,23 @@ def test_servers_have_the_first_slots_and_engines_of_our_own_the_others(
     assert [slot for slot in range(most) if engine.endpoint_of(slot) is None] == list(range(2, most))
 
 
+def test_each_replica_has_its_own_number_of_sequences() -> None:
+    endpoints = [{"url": "http://h:1", "slots": 128}, {"url": "http://h:2"}]
+    engine = parse_spec(raw(engine=servers(kind="fake", replicas=2, slots=8, endpoints=endpoints)), origin="x").engine
+    assert [engine.slots_of(slot) for slot in range(4)] == [128, 8, 8, 8]
+    assert engine.most_slots == 152
+
+
+def test_the_same_server_twice_is_refused_however_it_is_written() -> None:
+    said = refusal(engine=servers(endpoints=[{"url": "http://h:1/v1/"}, {"url": "http://h:1"}]))
+    assert "engine: endpoints: http://h:1 stands twice" in said
+
+
+@pytest.mark.parametrize("engine", [{"kind": "fake"}, servers(kind="fake"), servers(kind="vllm")])
+def test_a_fleet_without_engines_of_its_kind_is_refused(engine: dict[str, Any]) -> None:
+    assert "nothing but servers is kind: openai" in refusal(engine={**engine, "replicas": {"min": 0, "max": 0}})
+
+
 @pytest.mark.parametrize("replicas", [0, -1, "many", {"min": 3, "max": 2}, {"min": 1}])
 def test_a_number_of_replicas_that_means_nothing_is_refused(replicas: object) -> None:
     assert "engine.replicas" in refusal(engine={"kind": "fake", "replicas": replicas})
@@ -118,6 +136,7 @@ def test_a_number_of_replicas_that_means_nothing_is_refused(replicas: object) ->
         ({"engine": servers(endpoints=[])}, "engine.endpoints: "),
         ({"engine": servers(replicas=3)}, "engine.replicas: "),
         ({"engine": servers(token_timeout_seconds=600)}, "token_timeout_seconds (600) must be below"),
+        ({"engine": servers(outage_seconds=600)}, "outage_seconds (600) must be below"),
         ({"engine": servers(endpoints=[{"url": "h:1"}])}, "engine.endpoints.0: url: http://HOST:PORT is wanted"),
         (
             {"engine": servers(), "speculation": {"method": "ngram", "num_tokens": 3}},
@@ -198,6 +217,17 @@ def test_the_commented_spec_is_a_spec_and_names_every_key() -> None:
             assert f"{name}:" in text, f"{section}.{name}"
             assert field.description, f"{section}.{name} has no explanation"
     assert "# per_gpu_hour:" in text
+
+
+def test_the_commented_spec_shows_a_server_that_is_taken_as_it_stands() -> None:
+    lines = commented_spec().splitlines()
+    start = next(at for at, line in enumerate(lines) if line.startswith("  # endpoints:"))
+    shown = [lines[start], *lines[start + 1 : start + 1 + len(EndpointSpec.model_fields)]]
+    engine = yaml.safe_load("\n".join(line.replace("# ", "  ", 1) for line in shown).replace("HOST:PORT", "h:1"))
+    assert engine["endpoints"][0].keys() == EndpointSpec.model_fields.keys()
+    assert parse_spec(raw(engine={"kind": "openai", **engine}), origin="x").engine.endpoint_of(0) == EndpointSpec(
+        url="http://h:1"
+    )
 
 
 @pytest.mark.parametrize(

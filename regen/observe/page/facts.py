@@ -134,6 +134,7 @@ class ReplicaFacts:
     stalls: int = 0
     preemptions: int = 0
     slot_seconds: Mapping[SlotState, float] = field(default_factory=dict)
+    engine: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from regen.observe.page.parts import remark, section, table
 from regen.records import SlotState
 
 _NOW = (
-    "replica", "state", "rows", "waiting", "tokens/s", "KV cache", "speculation", "verdict", "accept length",
+    "replica", "engine", "state", "rows", "waiting", "tokens/s", "KV cache", "speculation", "verdict", "accept length",
     "by position, %", "loop lag",
 )  # fmt: skip
 _SINCE = (
@@ -24,6 +24,7 @@ _DOING = (
     (SlotState.NO_ROWS, "no rows"),
     (SlotState.STARTING, "starting"),
     (SlotState.GONE, "gone"),
+    (SlotState.RELEASED, "released"),
 )
 
 
@@ -33,7 +34,12 @@ def replicas_section(facts: PageFacts) -> Element:
     return section(
         "replicas",
         "Replicas",
-        table("Engines now", _NOW, [_now(replica) for replica in replicas], left=("state", "speculation", "verdict"))
+        table(
+            "Engines now",
+            _NOW,
+            [_now(replica) for replica in replicas],
+            left=("engine", "state", "speculation", "verdict"),
+        )
         if lives
         else None,
         table("Engines since the run began", _SINCE, [_since(replica) for replica in replicas]),
@@ -45,6 +51,7 @@ def _now(replica: ReplicaFacts) -> tuple[Node, ...]:
     counted = replica.counted
     return (
         str(replica.slot),
+        replica.engine or figures.UNKNOWN,
         replica.state or figures.UNKNOWN,
         f"{figures.count(replica.running_rows)} of {figures.count(replica.slots)}",
         figures.count(replica.waiting),
@@ -79,7 +86,7 @@ def _slots(replicas: tuple[ReplicaFacts, ...]) -> tuple[Element, ...]:
         table("What the slots were doing", columns, [_doing(replica) for replica in known], left=("so far",)),
         remark(
             "Starved: free while rows wait. Held back: free since the store is away or uncommitted bytes are at their"
-            " cap. No rows: free in the tail or in a drain."
+            " cap. No rows: free in the tail or in a drain. Released: no engine was wanted there, and none was held."
         ),
     )
 

@@ -160,6 +160,16 @@ def schedule_dropped(evidence: Evidence) -> Fault | None:
     )
 
 
+def states_over_stages(evidence: Evidence) -> Fault | None:
+    stages = evidence.engine_args.get("pipeline_parallel_size") or 1
+    if stages == 1 or evidence.method not in (Family.EAGLE3, Family.DFLASH):
+        return None
+    return Fault(
+        f"speculation.method is {evidence.speculation.method} and engine.args.pipeline_parallel_size is {stages}",
+        "Use tensor_parallel_size alone where the target fits into one node, or see that one engine starts first.",
+    )
+
+
 def positions(evidence: Evidence) -> Fault | None:
     draft = draft_of(evidence)
     if draft is None or draft.positions is None or draft.positions >= evidence.max_model_len:

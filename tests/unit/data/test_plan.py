@@ -162,6 +162,15 @@ def test_a_part_in_the_place_of_another_is_found_out(storage):
         open_plan(storage).rows([0])
 
 
+@pytest.mark.parametrize("key", ["../../etc/passwd", "/etc/passwd", "plan/../x.parquet", "plan/s/../../x.parquet", ""])
+def test_a_plan_reads_no_file_but_its_parts(storage, key):
+    summary = json.loads(write(storage, rows_of(9)).to_json())
+    summary["parts"][0]["key"] = key
+    storage.replace(PLAN_KEY, json.dumps(summary).encode())
+    with pytest.raises(JournalDamaged, match=r"no name of a part"):
+        open_plan(storage)
+
+
 def test_a_message_with_reasoning_survives():
     message = Message(Role.ASSISTANT, "x", reasoning="why")
     row = PlannedRow(0, "0" * 32, "a", "x:1", None, Conversation((message,)), 0)

@@ -70,8 +70,8 @@ def test_the_draft_of_a_row_is_the_specs_or_the_servers() -> None:
 
 
 def test_losses_are_said_and_nothing_else() -> None:
-    assert losses(FACTS, gives_ids=True, gives_counters=True) == ()
+    assert losses(FACTS, gives_ids=True, gives_counters=True, shows_tokenizer=True, is_sampled=True) == ()
     other = replace(FACTS, kind=ServerKind.OTHER, context_tokens=None)
-    text = " ".join(losses(other, gives_ids=False, gives_counters=False))
+    text = " ".join(losses(other, gives_ids=False, gives_counters=False, shows_tokenizer=False, is_sampled=True))
     for word in ("no ids", "cannot rate", "context", "counters"):
         assert word in text

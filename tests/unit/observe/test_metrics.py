@@ -19,10 +19,13 @@ from regen.observe.readers import LABEL_LENGTH, VERDICTS, label_of
 from regen.observe.snapshot import Snapshot
 from regen.records import (
     Acceptance,
+    EngineCounters,
     Eta,
     EtaState,
     Label,
     Phase,
+    ReplicaState,
+    ReplicaStats,
     ReplicaTotals,
     RetryReason,
     SlotState,
@@ -112,6 +115,21 @@ def test_numbers_are_those_of_the_journal() -> None:
     assert value(found, "regen_replica_speculation_accepted_at_total", replica="1", position="2") == 0
 
 
+def test_a_replica_that_joins_begins_its_series_and_one_that_leaves_does_not_end_them() -> None:
+    joined = ReplicaStats(ReplicaState.RUNNING, 4, 3, 0.0, EngineCounters())
+    replicas = {**snapshot().status.replicas, 4: joined}
+    found = samples(snapshot(replicas=replicas, open_slots=frozenset({0, 1, 4, 5}), pending_slots=frozenset({5})))
+    assert value(found, "regen_replica_up", replica="4") == 1
+    assert value(found, "regen_replica_output_tokens_total", replica="4") == 0
+    assert value(found, "regen_replicas_wanted") == 4
+    assert value(found, "regen_replicas_pending") == 1
+    replicas[4] = replace(joined, state=ReplicaState.RELEASED, running_rows=0)
+    found = samples(snapshot(replicas=replicas, open_slots=frozenset({0, 1})))
+    assert value(found, "regen_replica_up", replica="4") == 0
+    assert value(found, "regen_replica_state", replica="4", state="released") == 1
+    assert value(found, "regen_replica_state", replica="4", state="stopped") == 0
+
+
 def test_a_row_that_was_made_again_counts_with_each_outcome_and_stands_once() -> None:
     now = Totals(outcomes={("chat", Status.OK): 3}, by_source={"chat": SourceTotals(output_tokens=50)})
     ever = Totals(
@@ -132,7 +150,9 @@ def test_tallies_are_those_that_were_published() -> None:
     assert value(found, "regen_replica_slot_seconds_total", replica="0", state="starved") == 12.5
     assert value(found, "regen_retries_total", reason="stalled") == 4
     assert value(found, "regen_store_errors_total") == 2
-    assert ("regen_replica_preemptions_total", (("replica", "5"),)) not in found, "a slot that the spec does not have"
+    assert value(found, "regen_replica_preemptions_total", replica="5") == 3, "a slot that the spec does not keep"
+    assert value(found, "regen_replica_preemptions_total", replica="4") == 0
+    assert ("regen_replica_preemptions_total", (("replica", "6"),)) not in found, "a slot that was never opened"
     assert value(found, "regen_gpu_seconds_total") == 2 * 7200 * 4, "GPUs of slots that are gone were held all the same"
 
 
@@ -166,9 +186,13 @@ def test_every_length_is_within_its_limit(tokens: list[int]) -> None:
 
 def test_cost_is_gpu_hours_times_the_price() -> None:
     eta = Eta(EtaState.ESTIMATING, 1800, 3600, 7200)
-    found = samples(snapshot(facts=PRICED, eta=eta, tally=Tally(slots={0: SlotTally(gpu_seconds=4 * 1800)})))
+    tally, held = Tally(slots={0: SlotTally(gpu_seconds=4 * 1800)}), frozenset({1, 2, 3})
+    priced = replace(PRICED, servers=1)
+    found = samples(
+        snapshot(facts=priced, eta=eta, tally=tally, open_slots=held | {0}, pending_slots=frozenset({3})),
+    )
     assert value(found, "regen_cost_so_far", currency="EUR") == 0.5 * 4 * 2.5
-    assert value(found, "regen_cost_to_go", currency="EUR") == 1 * 2 * 4 * 2.5
+    assert value(found, "regen_cost_to_go", currency="EUR") == 1 * 8 * 2.5
     without_gpus = samples(
         snapshot(facts=replace(PRICED, gpus=0), tally=Tally(slots={0: SlotTally(engine_seconds=60.0)}))
     )

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from regen.observe.tables import calibration_table, facts_table
+from regen.data.plan_summary import SourceSummary
+from regen.observe.tables import calibration_table, facts_table, plan_table
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,28 @@ def test_a_calibration_of_four_arms_fits_80_columns_whole() -> None:
         "chosen: off. it is faster",
     ):
         assert word in out.getvalue()
+
+
+def test_a_plan_of_a_hundred_million_tokens_loses_no_digit_in_80_columns() -> None:
+    source = SourceSummary(
+        name="preference",
+        rows=83_288,
+        accepted=83_288,
+        rejected={},
+        notes={},
+        files=(),
+        changed=83_288,
+        turns=173_288,
+        prompt_tokens=115_000_000,
+        longest_prompt_tokens=8_192,
+    )
+    out = io.StringIO()
+    Console(file=out, width=80).print(plan_table([source], "d"))
+    assert "…" not in out.getvalue()
+    assert max(map(len, out.getvalue().splitlines())) <= 80
+    assert "preference" in out.getvalue()
+    for number in ("83,288", "173,288", "115,000,000", "8,192"):
+        assert out.getvalue().count(number) >= 2, "in its line, and in the last"
 
 
 def test_what_strangers_wrote_moves_no_cursor() -> None:

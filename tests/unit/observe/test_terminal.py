@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from regen.observe import changes, live
 from regen.observe.terminal import MOST_LINES, Line, Tone, block, columns, cropped, plain_line, size, to_json
+from regen.observe.terminal_facts import EngineFacts
 from regen.records import Eta, EtaState, ReplicaState, Status
 from tests.terminal_facts import FULL, UNKNOWN, facts
 
@@ -42,6 +43,19 @@ def test_the_block_at_120_80_and_60_columns() -> None:
         "         2 store errors",
     ]
     assert drawn(block(FULL, 60))[3:5] == ["speed    12,346 tok/s  accept length 2.31", "         speculation healthy"]
+
+
+def test_who_waits_for_a_node_or_was_released_is_no_fault_and_no_engine_that_starts() -> None:
+    engines = (
+        EngineFacts(0, ReplicaState.RUNNING, 5, 8),
+        EngineFacts(1, ReplicaState.STARTING, 0, 8),
+        EngineFacts(2, ReplicaState.STARTING, 0, 8, is_pending=True),
+        EngineFacts(3, ReplicaState.RELEASED, 0, 8),
+    )
+    lines = block(facts(engines=engines), 100)
+    told = "engines  1 up  1 starting  1 released  1 waiting for a node  5 of 8 slots busy"
+    assert told in drawn(lines)
+    assert {tone_of(lines, "released"), tone_of(lines, "waiting for a node")} == {Tone.QUIET}
 
 
 @pytest.mark.parametrize("is_ascii", [False, True])

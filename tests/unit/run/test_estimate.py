@@ -149,3 +149,11 @@ def test_hours_go_by_the_mean_itself_and_not_by_the_bins_it_is_in() -> None:
     source = replace(made(facts(rows=100_000), 600, rows=2000), lengths=[(540, 2000)], made_output_tokens=2000 * 540)
     found = of(source, speed=at(100))
     assert whole(found.hours).mid == pytest.approx(98_000 * 540 / 100 / 3600, rel=0.01)
+
+
+def test_a_given_speed_is_taken_as_it_is() -> None:
+    """The ends of the hours are those of the tokens, and nothing for a rate that may change."""
+    found = of(facts(rows=100_000), speed=at(100), assumed=600)
+    tokens, hours = whole(found.output_tokens), whole(found.hours)
+    assert hours.low == pytest.approx(tokens.low / 100 / 3600, rel=0.02)
+    assert hours.high == pytest.approx(tokens.high / 100 / 3600, rel=0.02)

@@ -21,6 +21,8 @@ ANSWERS = Answers(
     packages={"regen": "0.1.0", "ray": "2.60.0", "transformers": "5.19.0", "vllm": "0.32.0"},
     folders=WEIGHTS,
 )
+DRAFTED = {"method": "eagle3", "draft": DRAFT, "num_tokens": 3}
+LEFT_ALONE = {"calibrate": "off", "gate": "warn", "guard": "warn"}
 HEAD = Node("head", cpus=0, gpus=0, is_head=True, answers=ANSWERS)
 
 
@@ -34,7 +36,7 @@ def spec_of(engine: dict[str, Any] | None = None, **fields: Any) -> RunSpec:
         "output": "s3://bucket/run",
         "target": {"model": TARGET},
         "engine": {"kind": "vllm", "gpus_per_replica": 8, "args": {"tensor_parallel_size": 8}, **(engine or {})},
-        "speculation": {"method": "eagle3", "draft": DRAFT, "num_tokens": 3},
+        "speculation": DRAFTED,
         "sampling": {"max_tokens": 16},
         "sources": [{"name": "a", "path": "/data/a.jsonl"}],
         **fields,
@@ -94,18 +96,14 @@ def test_what_others_hold_is_a_warning() -> None:
 @pytest.mark.parametrize(
     ("gpus", "args", "expected"),
     [
-        (4, {"tensor_parallel_size": 8}, ["parallel-beyond-gpus"]),
         (8, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "data_parallel_size": 2}, []),
-        (8, {"tensor_parallel_size": 4, "data_parallel_size": 4}, ["parallel-beyond-gpus"]),
         (8, {"tensor_parallel_size": 4}, ["gpus-beyond-parallel"]),
         (8, {}, ["gpus-beyond-parallel"]),
         (1, {}, []),
         (0.5, {}, []),
     ],
 )
-def test_parallel_sizes_multiply_to_the_gpus_of_a_replica(
-    gpus: float, args: dict[str, int], expected: list[str]
-) -> None:
+def test_gpus_that_no_parallel_size_uses_are_a_warning(gpus: float, args: dict[str, int], expected: list[str]) -> None:
     assert codes(spec_of({"gpus_per_replica": gpus, "args": args}), HEAD, node("a")) == expected
 
 
@@ -115,10 +113,75 @@ def test_the_cpu_engine_on_a_cluster_with_gpus_is_a_warning_and_without_none() -
     assert codes(spec_of(engine), HEAD, node("a", gpus=0)) == []
 
 
-def test_an_engine_over_several_nodes_is_refused() -> None:
-    args = {"tensor_parallel_size": 8, "distributed_executor_backend": "ray"}
-    assert codes(spec_of({"args": args}), HEAD, node("a")) == ["executor-over-nodes"]
-    assert codes(spec_of({"args": {**args, "distributed_executor_backend": "mp"}}), HEAD, node("a")) == []
+OVER_NODES = {"distributed_executor_backend": "ray"}
+
+
+def test_an_engine_over_several_nodes_is_counted_by_the_gpus_of_all_nodes() -> None:
+    args = {"tensor_parallel_size": 8, "pipeline_parallel_size": 2, **OVER_NODES}
+    spec = spec_of({"gpus_per_replica": 16, "args": args})
+    assert codes(spec, HEAD, node("a"), node("b")) == []
+    assert codes(spec, HEAD, node("a"), node("b", gpus=6), node("c", gpus=2)) == []
+    assert codes(spec, HEAD, node("a")) == ["replica-too-large"]
+    two = spec_of({"gpus_per_replica": 16, "args": args, "replicas": 2})
+    assert codes(two, HEAD, node("a"), node("b"), node("c")) == ["too-few-places"]
+    assert codes(two, HEAD, *(node(name) for name in "abcd"), free=(256, 24)) == ["busy-now"]
+
+
+def test_cpus_are_counted_beside_each_gpu_of_an_engine_over_several_nodes() -> None:
+    args = {"pipeline_parallel_size": 4, **OVER_NODES}
+    spec = spec_of({"gpus_per_replica": 4, "cpus_per_replica": 2, "args": args})
+    assert codes(spec, HEAD, node("a", cpus=5), node("b", cpus=5)) == []
+    assert codes(spec, HEAD, node("a", cpus=5), node("b", cpus=3)) == ["replica-too-large"]
+
+
+def test_sums_of_layers_over_a_network_are_a_warning() -> None:
+    sizes = {"tensor_parallel_size": 16, **OVER_NODES}
+    (found,) = fit(evidence_of(spec_of({"gpus_per_replica": 16, "args": sizes}), HEAD, node("a"), node("b")))
+    assert (found.code, found.severity) == ("tensor-parallel-over-nodes", Severity.WARN)
+    assert "more than 8" in found.found
+
+
+def test_who_could_lie_over_several_nodes_is_told_how() -> None:
+    engine = {"gpus_per_replica": 16, "args": {"tensor_parallel_size": 8, "pipeline_parallel_size": 2}}
+    (found,) = fit(evidence_of(spec_of(engine), HEAD, node("a"), node("b")))
+    assert found.code == "replica-too-large"
+    assert "distributed_executor_backend: ray" in found.fix
+    (found,) = fit(evidence_of(spec_of(engine), HEAD, node("a", gpus=15)))
+    assert "distributed_executor_backend" not in found.fix
+
+
+def test_of_a_fleet_that_comes_and_goes_the_fewest_must_fit() -> None:
+    spec = spec_of({"replicas": {"min": 2, "max": 8}})
+    assert codes(spec, HEAD, node("a"), node("b")) == []
+    (found,) = fit(evidence_of(spec, HEAD, node("a")))
+    assert found.code == "too-few-places"
+    assert "engine.replicas.min to 1" in found.fix
+    shown = dict(facts(evidence_of(spec, HEAD, *(node(name) for name in "abc"))))
+    assert shown["asked for"] == "2 to 8 replicas, each 1 CPUs and 8 GPUs"
+    assert shown["room for"] == "3"
+
+
+SERVERS = [{"url": "http://10.0.0.1:8000/v1"}, {"url": "http://10.0.0.2:8000/v1"}]
+
+
+def test_servers_take_no_room_and_need_no_engine_here() -> None:
+    spec = spec_of(speculation=None)
+    engine = parse_spec({**_fake(), "engine": {"kind": "openai", "endpoints": SERVERS}}, "test").engine
+    served = spec.model_copy(update={"engine": engine})
+    assert codes(served, HEAD) == []
+    assert questions_of(served).packages == ("regen", "ray", "transformers")
+    assert "all of them servers' own" in dict(facts(evidence_of(served, HEAD)))["asked for"]
+
+
+def test_beside_servers_the_target_is_needed_everywhere_and_draft_and_engine_where_one_fits() -> None:
+    """Whoever sends rows to a server renders them, and may come to any node."""
+    spec = spec_of({"endpoints": SERVERS}, speculation={**DRAFTED, **LEFT_ALONE})
+    packages = {**ANSWERS.packages, "vllm": None}
+    head = replace(HEAD, answers=replace(ANSWERS, packages=packages, folders={TARGET: WEIGHTS[TARGET], DRAFT: None}))
+    assert codes(spec, head, node("a")) == []
+    head = replace(HEAD, answers=replace(ANSWERS, packages=packages, folders={TARGET: None, DRAFT: None}))
+    (found,) = fit(evidence_of(spec, head, node("a")))
+    assert (found.code, found.found) == ("weights-missing", f"{TARGET} is not on head")
 
 
 def test_a_node_that_does_not_answer_is_named_with_its_error() -> None:
@@ -154,7 +217,37 @@ def test_a_hub_model_that_is_not_cached_is_a_note() -> None:
     spec = spec_of(target={"model": "Qwen/Qwen3-8B"}, speculation=None)
     found = fit(evidence_of(spec, HEAD, node("a"), node("b", cached_models=frozenset({"Qwen/Qwen3-8B"}))))
     assert [(one.code, one.severity) for one in found] == [("weights-not-cached", Severity.NOTE)]
-    assert found[0].found == "Qwen/Qwen3-8B is not in the cache of a"
+    assert found[0].found == "Qwen/Qwen3-8B is not whole in the cache of a"
+
+
+def test_a_node_that_may_fetch_nothing_must_have_it() -> None:
+    spec = spec_of(target={"model": "Qwen/Qwen3-8B"}, speculation=None)
+    found = fit(evidence_of(spec, HEAD, node("a", is_offline=True), node("b")))
+    assert [(one.code, one.severity) for one in found] == [("weights-not-cached", Severity.REFUSE)]
+    assert "a may fetch nothing (HF_HUB_OFFLINE)" in found[0].found
+
+
+def test_weights_that_the_index_names_and_that_are_not_there_are_refused() -> None:
+    cut = replace(WEIGHTS[TARGET], missing=("model-00002-of-00002.safetensors",))
+    found = fit(evidence_of(spec_of(), HEAD, node("a", folders={**WEIGHTS, TARGET: cut})))
+    assert [one.code for one in found] == ["weights-incomplete"]
+    assert "model-00002-of-00002.safetensors" in found[0].found
+
+
+@pytest.mark.parametrize(
+    ("sizes", "gpu_bytes", "expected"),
+    [
+        ({"tensor_parallel_size": 8}, 125_000, []),
+        ({"tensor_parallel_size": 8}, 124_999, ["weights-beyond-memory"]),
+        ({"tensor_parallel_size": 4, "data_parallel_size": 2}, 249_999, ["weights-beyond-memory"]),
+        ({"tensor_parallel_size": 4, "data_parallel_size": 2}, 250_000, []),
+    ],
+)
+def test_weights_larger_than_the_memory_of_their_gpus_are_a_warning(
+    sizes: dict[str, int], gpu_bytes: int, expected: list[str]
+) -> None:
+    there = node("a", gpu_memory_bytes=(gpu_bytes,) * 8)
+    assert codes(spec_of({"args": sizes}), HEAD, there) == expected
 
 
 def test_other_versions_are_refused_and_told_with_their_nodes() -> None:
@@ -221,7 +314,7 @@ def test_people_see_what_is_asked_for_and_every_node() -> None:
     shown = dict(facts(evidence_of(spec_of({"replicas": 2}), HEAD, node("a"), node("b"))))
     assert shown["asked for"] == "2 replicas, each 1 CPUs and 8 GPUs"
     assert shown["room for"] == "2"
-    assert shown["head"] == "0 CPUs and 0 GPUs, room for 0, head"
+    assert shown["head"] == "0 CPUs and 0 GPUs, room for 0 replicas, head"
 
 
 def test_the_documentation_has_every_code() -> None:
@@ -231,3 +324,9 @@ def test_the_documentation_has_every_code() -> None:
     found = {code for code in named if code.replace("-", "").isalpha() and " " not in code}
     assert len(found) == len(CHECKS)
     assert not [code for code in found if f"`{code}`" not in page]
+
+
+def test_servers_beside_our_engines_ask_for_nothing_of_the_cluster() -> None:
+    servers = [{"url": f"http://h:{port}"} for port in range(1, 6)]
+    demand = demand_of(spec_of({"replicas": 2, "endpoints": servers}, speculation=None))
+    assert (demand.fewest, demand.most, demand.servers, demand.gpus) == (2, 2, 5, 8)

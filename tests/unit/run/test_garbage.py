@@ -216,23 +216,48 @@ def test_a_stretch_that_nothing_decides_about_is_forgotten(monkeypatch: pytest.M
 
 def test_a_replica_that_is_garbage_from_the_start_and_quicker_than_all_others_ends_no_run() -> None:
     """Empty answers take no time: it has made hundreds before anybody else has made one."""
-    watch = GarbageWatch(64, replicas=3)
+    watch = GarbageWatch(64)
     assert watch.finished(WorkerId(0, 0), [(row, Label.EMPTY_ANSWER) for row in range(300)]) is None
-    assert watch.too_much_garbage(0.5) is None
+    assert watch.too_much_garbage(0.5, replicas=2) is None
+    assert watch.too_much_garbage(0.5, replicas=1) is not None, "nobody else is there"
     for row in range(40):
         watch.finished(WorkerId(1, 0), [(1000 + row, None)])
-    assert watch.too_much_garbage(0.5) is None
+    assert watch.too_much_garbage(0.5, replicas=2) is None
     more = [(300 + row, Label.EMPTY_ANSWER) for row in range(64)]
     assert watch.finished(WorkerId(0, 0), more) is not None, "and it is found out"
     for row in range(200):
         watch.finished(WorkerId(1 + row % 2, 0), [(2000 + row, None)])
-    assert watch.too_much_garbage(0.5) is None, "what it has made counts for nothing any more"
+    assert watch.too_much_garbage(0.5, replicas=2) is None, "what it has made counts for nothing any more"
+
+
+def test_garbage_of_a_replica_that_has_left_ends_no_run_of_the_one_that_stays() -> None:
+    watch = GarbageWatch(64)
+    for row in range(40):
+        watch.finished(WorkerId(1, 0), [(1000 + row, None)])
+    watch.finished(WorkerId(0, 0), [(row, Label.EMPTY_ANSWER) for row in range(300)])
+    watch.gone(WorkerId(0, 0))
+    assert watch.too_much_garbage(0.5, replicas=1) is None
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_the_others_are_those_that_are_there(is_alone: bool) -> None:
+    """A third of garbage: where nobody else shows that it need not be, it may be the source."""
+    watch, alarms = GarbageWatch(8), []
+    for row in range(600):
+        watch.finished(WorkerId(row % 2, 0), [(row, None)])
+    if is_alone:
+        watch.gone(WorkerId(1, 0))
+    for row in range(90):
+        alarms.append(watch.finished(WorkerId(0, 0), [(5000 + row, Label.LOOP if row % 3 == 0 else None)]))
+        if not is_alone:
+            watch.finished(WorkerId(1, 0), [(7000 + row, None)])
+    assert any(alarms) is not is_alone
 
 
 def test_garbage_of_all_replicas_ends_the_run_also_where_one_is_quickest() -> None:
-    watch = GarbageWatch(64, replicas=3)
+    watch = GarbageWatch(64)
     for row in range(300):
         watch.finished(WorkerId(0, 0), [(row, Label.EMPTY_ANSWER)])
         if row % 8 == 0:
             watch.finished(WorkerId(1, 0), [(1000 + row, Label.EMPTY_ANSWER)])
-    assert watch.too_much_garbage(0.5) is not None
+    assert watch.too_much_garbage(0.5, replicas=3) is not None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
+import pytest
+
 from regen import __version__
 from regen.run.fit import Questions
 from regen.run.probe import answer
@@ -50,6 +52,53 @@ def test_a_dead_link_does_not_hide_the_folder(tmp_path: Path) -> None:
     folder = answer(ask(folders=(str(tmp_path),))).folders[str(tmp_path)]
     assert folder is not None
     assert folder.files == 1
+
+
+def test_weights_that_an_index_names_are_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}'
+    )
+    (tmp_path / "1.safetensors").write_bytes(b"x")
+    folder = answer(ask(folders=(str(tmp_path),))).folders[str(tmp_path)]
+    assert folder is not None
+    assert folder.missing == ("2.safetensors",)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": ')
+    folder = answer(ask(folders=(str(tmp_path),))).folders[str(tmp_path)]
+    assert folder is not None
+    assert folder.missing == ("model.safetensors.index.json",)
+
+
+def test_a_hub_model_is_cached_when_its_weights_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planning alone fetches the config and the tokenizer."""
+    snapshot = tmp_path / "models--org--model" / "snapshots" / "c0ffee"
+    snapshot.mkdir(parents=True)
+    (tmp_path / "models--org--model" / "refs").mkdir()
+    (tmp_path / "models--org--model" / "refs" / "main").write_text("c0ffee")
+    (snapshot / "config.json").write_text("{}")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    asked = Questions((), (("org/model", None),), (), ())
+    assert answer(asked).cached_models == frozenset()
+    (snapshot / "model.safetensors").write_bytes(b"x")
+    assert answer(asked).cached_models == {"org/model"}
+
+
+def test_gpus_are_told_with_their_memory_where_their_driver_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert answer(ask()).gpu_memory_bytes == ()
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 143771\necho 143771\n")
+    program.chmod(0o755)
+    assert answer(ask()).gpu_memory_bytes == (143771 * 2**20,) * 2
+    program.write_text("#!/bin/sh\necho 'Failed to initialize NVML'\nexit 9\n")
+    assert answer(ask()).gpu_memory_bytes == ()
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_whether_the_hub_may_be_asked_is_told(monkeypatch: pytest.MonkeyPatch, offline: bool) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+    assert answer(ask()).is_offline is offline
 
 
 def test_sources_are_files_folders_or_patterns(tmp_path: Path) -> None:

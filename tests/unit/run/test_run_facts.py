@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from regen.run.run_facts import deadline_seconds, run_facts
+from regen.run.run_facts import deadline_seconds, gpus_of, price_of, run_facts
 from regen.spec import RunSpec, parse_spec
 
 EAGLE = {"method": "eagle3", "draft": "org/head", "num_tokens": 3}
@@ -30,6 +30,17 @@ def test_they_are_the_specs() -> None:
     assert (facts.name, facts.target, facts.draft) == ("x", "org/target", "org/head")
     assert (facts.replicas, facts.gpus, facts.positions) == (2, 8, 3)
     assert (facts.price_per_gpu_hour, facts.currency) == (2, "EUR")
+
+
+def test_servers_that_somebody_else_runs_hold_none_of_our_gpus() -> None:
+    endpoints = [{"url": "http://h:1"}, {"url": "http://h:2"}]
+    mixed = spec(
+        engine={"kind": "vllm", "replicas": 1, "gpus_per_replica": 8, "endpoints": endpoints}, price={"per_gpu_hour": 2}
+    )
+    assert [gpus_of(mixed, slot) for slot in range(3)] == [0, 0, 8]
+    assert (run_facts(mixed).replicas, run_facts(mixed).gpus) == (3, 8)
+    assert price_of(mixed) is not None
+    assert price_of(spec(engine={"kind": "openai", "endpoints": endpoints}, price={"per_gpu_hour": 2})) is None
 
 
 def test_what_is_not_there_is_said_to_be_none() -> None:

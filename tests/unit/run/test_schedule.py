@@ -263,6 +263,25 @@ def test_a_failed_attempt_told_twice_counts_once() -> None:
     assert made.report(told, now=1).exhausted == made.report(told, now=1).exhausted == ()
 
 
+def test_after_a_restart_whoever_has_no_engine_is_not_waited_for() -> None:
+    made = schedule(expected_slots=range(64), adopt_until=15.0)
+    assert not made.report(report(free_slots=2), now=0.0).grants
+    made.expect({0, 1})
+    assert made.is_adopting(1.0), "the other one has not spoken"
+    made.report(report(OTHER, running=(0, 1)), now=1.5)
+    assert not made.is_adopting(1.5)
+    assert leased(made.report(report(seq=2, free_slots=2), now=2.0)) == [2, 3]
+
+
+def test_an_engine_that_came_after_a_restart_is_not_waited_for() -> None:
+    made = schedule(expected_slots=range(8), adopt_until=15.0)
+    made.expect({0, 1})
+    made.expect({0, 1, 5})
+    made.worker_gone(OTHER)
+    made.report(report(), now=1.0)
+    assert not made.is_adopting(1.0), "it holds nothing from before"
+
+
 def test_a_process_that_says_nothing_any_more_is_hung_until_it_is_replaced() -> None:
     made = schedule(size=2)
     made.report(report(ONE, free_slots=1), now=0)

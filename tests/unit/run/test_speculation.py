@@ -19,8 +19,9 @@ from regen.records import (
 )
 from regen.run.setup import OFF, Purpose, RunSetup
 from regen.run.speculation import SpeculationControl
+from regen.run.speculation_records import subject_of
 from regen.spec import parse_spec
-from regen.store.control import Record, SpeculationDecided, Verdict
+from regen.store.control import ArmMeasured, Record, SpeculationDecided, Verdict
 
 GOOD = WarmupReport(1.0, 100, 0, 3000, Acceptance(1000, 4000, 1500, (800, 400, 200, 100)))
 DEAD = WarmupReport(1.0, 100, 0, 3000, Acceptance(1000, 4000, 10, (10, 0, 0, 0)))
@@ -28,7 +29,7 @@ GARBAGE = replace(GOOD, canary_answers=32, canary_misses=(CanaryMiss("r", 3, 20.
 SLOTS = 8
 
 
-def make_setup(replicas: int = 2, purpose: Purpose = Purpose.RUN, session: str = "s1", **speculation: Any) -> RunSetup:
+def make_setup(replicas: Any = 2, purpose: Purpose = Purpose.RUN, session: str = "s1", **speculation: Any) -> RunSetup:
     raw = {
         "name": "test",
         "output": "run",
@@ -256,3 +257,179 @@ def test_asked_for_and_not_measured_is_an_error_that_says_so() -> None:
     control.tick(1.0, 1e6)
     assert control.error is not None
     assert "asked for" in str(control.error)
+
+
+# --- replicas that join and leave ------------------------------------------------------------------
+
+SOME = {"min": 1, "max": 6}
+
+
+def begun(there: int, **options: Any) -> SpeculationControl:
+    """A fleet that changes, in which so many are placed; the first engine is up."""
+    control = SpeculationControl(make_setup(replicas=SOME, calibration={"arms": 2}, **options), [])
+    control.slots_open(frozenset(range(there)), 0.0)
+    control.hear(WorkerId(0, 0), stats(ReplicaState.WARMING), 0.0)
+    return control
+
+
+def arms_of(control: SpeculationControl, *slots: int) -> list[tuple[str, bool]]:
+    return [(control.assignment(slot).arm, control.assignment(slot).is_trial) for slot in slots]
+
+
+def test_what_is_there_when_the_first_engine_is_up_is_compared_and_what_joins_later_is_not() -> None:
+    control = SpeculationControl(make_setup(replicas=SOME, calibration={"arms": 2}), [])
+    assert arms_of(control, 0, 1, 5) == [("configured", True)] * 3
+    assert (control.status().phase, control.is_comparing) == ("calibrating", False), "nobody makes way for another yet"
+    control.slots_open(frozenset({0, 1, 2}), 0.0)
+    control.hear(WorkerId(2, 0), stats(ReplicaState.STARTING), 0.0)
+    control.tick(0.0, 1e6)
+    assert arms_of(control, 0, 1) == [("configured", True)] * 2, "none is up yet"
+    assert not control.is_comparing
+    control.hear(WorkerId(2, 0), stats(ReplicaState.WARMING), 0.0)
+    control.slots_open(frozenset({0, 1, 2, 3}), 1.0)
+    assert arms_of(control, 0, 1, 2, 3) == [
+        ("configured", True),
+        (OFF, True),
+        ("configured", True),
+        ("configured", False),
+    ]
+
+
+def test_an_engine_makes_way_for_another_setting_when_nobody_waits_for_its_room_any_more() -> None:
+    control = begun(2)
+    assert control.is_comparing
+    control.hear(WorkerId(1, 0), stats(ReplicaState.WARMING, warmup=GOOD), 1.0)
+    for now, command in ((1.0, Command.WAIT), (4.9, Command.WAIT), (5.0, Command.REPLACE)):
+        control.tick(now, 1e6)
+        assert control.command(WorkerId(1, 0)) is command
+    control.hear(WorkerId(0, 0), stats(ReplicaState.WARMING, warmup=GOOD), 5.0)
+    assert control.command(WorkerId(0, 0)) is Command.WORK
+
+
+def test_a_coordinator_that_takes_over_compares_nothing_before_it_knows_who_is_there() -> None:
+    setup = make_setup(replicas=SOME, calibration={"arms": 2})
+    control = SpeculationControl(setup, [])
+    control.hear(WorkerId(3, 2), stats(ReplicaState.RUNNING, OFF), 0.0)
+    control.tick(0.0, 1e6)
+    assert arms_of(control, 3) == [("configured", True)]
+    control.slots_open(frozenset({2, 3}), 1.0)
+    control.tick(1.0, 1e6)
+    assert arms_of(control, 2, 3, 4) == [("configured", True), (OFF, True), ("configured", True)]
+    control.tick(2.0, 1.0)
+    assert control.status().phase == "decided", (
+        "it knows how long that engine took to start, and that too little is left"
+    )
+
+
+@pytest.mark.parametrize("state", [ReplicaState.STARTING, ReplicaState.WARMING])
+def test_an_engine_that_nobody_has_told_of_is_compared_all_the_same(state: ReplicaState) -> None:
+    control = SpeculationControl(make_setup(replicas={"min": 0, "max": 6}, calibration={"arms": 2}), [])
+    control.slots_open(frozenset(), 0.0)
+    for incarnation in range(2):
+        control.hear(WorkerId(3, incarnation), stats(state), 0.0)
+        control.worker_gone(WorkerId(3, incarnation))
+    control.tick(1.0, 1e6)
+    assert [record.slot for record in decided(control)][:1] == [3]
+    assert control.assignment(3).arm == OFF
+
+
+def test_those_that_were_measured_before_are_measured_again() -> None:
+    setup = make_setup(replicas=SOME, calibration={"arms": 2})
+    subject = subject_of(setup.spec)
+    measured = [
+        ArmMeasured("s1", subject, slot, arm, None, 0, 40.0, 4000, (100.0,) * 10, 0, 0, 0, 0, 0, 5.0)
+        for slot, arm in ((3, "configured"), (4, OFF))
+    ]
+    control = SpeculationControl(setup, measured)
+    control.slots_open(frozenset(range(6)), 0.0)
+    control.hear(WorkerId(0, 0), stats(ReplicaState.WARMING), 0.0)
+    assert [control.assignment(slot).arm for slot in range(5)] == [*["configured"] * 3, OFF, "configured"]
+
+
+def test_nothing_that_joins_is_measured_and_its_failures_leave_no_setting_out() -> None:
+    control = begun(2)
+    control.slots_open(frozenset({0, 1, 2}), 1.0)
+    for incarnation in range(3):
+        control.hear(WorkerId(2, incarnation), stats(ReplicaState.STARTING), 1.0)
+        control.worker_gone(WorkerId(2, incarnation))
+    control.tick(2.0, 1e6)
+    assert control.status().phase == "calibrating"
+    measure(control, {OFF: 100.0, "configured": 130.0})
+    (choice,) = [record for record in decided(control) if record.by == "calibration"]
+    assert choice.verdict == Verdict.MEASURED
+    assert arms_of(control, 0, 1, 2, 5) == [("configured", False)] * 4, "it holds for those that join"
+
+
+def test_a_bad_warm_up_on_one_that_joined_switches_off_that_one_alone() -> None:
+    control = begun(2, gate="disable")
+    control.slots_open(frozenset({0, 1, 2}), 1.0)
+    warmed(control, WorkerId(2, 0), DEAD)
+    control.tick(6.0, 1e6)
+    assert control.command(WorkerId(2, 0)) is Command.REPLACE
+    assert [control.assignment(slot).arm for slot in range(3)] == ["configured", OFF, OFF]
+    assert control.status().phase == "calibrating"
+    assert [record.by for record in decided(control)] == ["gate"]
+
+
+@pytest.mark.parametrize("there", [1, 2])
+def test_a_compared_slot_whose_node_goes_is_lost_to_the_comparison_and_the_last_is_waited_for(there: int) -> None:
+    control = begun(there)
+    control.worker_gone(WorkerId(0, 0))
+    control.slots_open(frozenset(range(1, there)), 1.0)
+    control.slots_open(frozenset(range(there)), 2.0)
+    control.tick(2.0, 1e6)
+    assert control.status().phase == "calibrating"
+    assert arms_of(control, 0) == [("configured", there == 1)]
+
+
+def test_a_slot_that_has_not_come_yet_is_not_lost_to_the_comparison() -> None:
+    """The replicas are a fixed number, and a node takes its time to come."""
+    control = SpeculationControl(make_setup(calibration={"arms": 2}), [])
+    control.slots_open(frozenset({0}), 40.0)
+    control.slots_open(frozenset({0, 1}), 200.0)
+    assert arms_of(control, 0, 1) == [("configured", True), (OFF, True)]
+
+
+def test_engines_that_never_come_up_before_the_comparison_leave_their_setting_out() -> None:
+    control = SpeculationControl(make_setup(replicas=SOME, calibration={"arms": 2}), [])
+    control.slots_open(frozenset({0}), 0.0)
+    for incarnation in range(2):
+        control.hear(WorkerId(0, incarnation), stats(ReplicaState.STARTING), 0.0)
+        control.worker_gone(WorkerId(0, incarnation))
+    control.tick(1.0, 1e6)
+    assert control.assignment(0).arm == OFF
+
+
+def test_a_switched_off_slot_that_has_left_is_not_waited_for_by_the_next() -> None:
+    control = SpeculationControl(make_setup(replicas=SOME, calibrate="off"), [])
+    control.slots_open(frozenset({0, 1}), 0.0)
+    for slot in range(2):
+        control.hear(WorkerId(slot, 0), stats(ReplicaState.RUNNING, warmup=GOOD), 0.0)
+        control._switched_off.add(slot)
+    assert control.command(WorkerId(0, 0)) is Command.REPLACE
+    control.worker_gone(WorkerId(0, 0))
+    assert control.command(WorkerId(1, 0)) is Command.WORK, "one at a time"
+    control.slots_open(frozenset({1}), 1.0)
+    assert control.command(WorkerId(1, 0)) is Command.REPLACE
+
+
+def test_the_guard_forgets_an_engine_whose_slot_has_closed_and_no_other() -> None:
+    control = SpeculationControl(make_setup(replicas=SOME, calibrate="off"), [])
+    control.slots_open(frozenset({0, 1}), 0.0)
+    for now in range(1, 4):
+        for slot in range(2):
+            control.hear(WorkerId(slot, 0), stats(ReplicaState.RUNNING, warmup=GOOD, tokens=10_000 * now), float(now))
+    assert control._guard is not None
+    judged = control._guard._guard
+    assert all(verdict.accept_length for verdict in judged.verdicts(4.0)[:2])
+    control.worker_gone(WorkerId(1, 0))
+    control.slots_open(frozenset({0}), 5.0)
+    assert [verdict.accept_length is None for verdict in judged.verdicts(6.0)[:2]] == [False, True]
+
+
+def test_what_a_restart_costs_is_counted_among_those_that_are_there() -> None:
+    control = SpeculationControl(make_setup(replicas=SOME, calibrate="off"), [])
+    for slots in (frozenset({0, 1, 4}), frozenset({0}), frozenset[int]()):
+        control.slots_open(slots, 0.0)
+        control.tick(0.0, 100.0)
+        assert control._outlook.replicas == max(1, len(slots))

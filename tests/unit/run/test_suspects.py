@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from regen.ordinals import OrdinalSet
 from regen.records import Death, FailedAttempt, Toll, WorkerId
-from regen.run.restarts import FREE_DEATHS, Restarts
+from regen.run.restarts import FREE_DEATHS, LONGEST_PAUSE_SECONDS, Restarts
 from regen.run.schedule import HUNG_SECONDS, SILENT_SECONDS, Exhausted, Report, Schedule
 from regen.run.suspects import Suspects
 from regen.store.control import SuspectRows
@@ -33,11 +33,16 @@ class Fleet:
         self.done: set[int] = set()
         self.condemned: dict[int, Exhausted] = {}
         self.deaths = 0
+        self.closed: set[int] = set()
         self.record: SuspectRows | None = None
         self.schedule = self._schedule()
 
+    @property
+    def open(self) -> list[int]:
+        return [slot for slot in range(self.slots) if slot not in self.closed]
+
     def _schedule(self, **options: Any) -> Schedule:
-        suspects = Suspects(frozenset(range(self.slots)), self.has_worked)
+        suspects = Suspects(frozenset(self.open), self.has_worked)
         done = OrdinalSet(self.rows, self.done | self.condemned.keys())
         return Schedule(done, attempts_allowed=3, suspects=suspects, **self.options, **options)
 
@@ -84,18 +89,44 @@ class Fleet:
         self.record = self.schedule.changed_suspects("s1") or self.record
 
     def restart_coordinator(self) -> None:
-        self.schedule = self._schedule(expected_slots=range(self.slots), adopt_until=float("inf"))
+        self.schedule = self._schedule(expected_slots=self.open, adopt_until=float("inf"))
         if self.record is not None:
             self.schedule.restore_suspects(self.record, "s1")
 
-    def run(self, killers: Collection[int], choose: Callable[[list[int]], int], may_restart: bool = False) -> None:
+    def close(self, slot: int) -> None:
+        """Its engine has left, or its node has gone: nobody is to blame."""
+        self.die(slot, None)
+        self.closed.add(slot)
+        self.schedule.slot_closed(slot)
+
+    def open_again(self, slot: int) -> None:
+        self.closed.discard(slot)
+        self.schedule.slot_opened(slot)
+
+    def come_and_go(self, choose: Callable[[list[int]], int]) -> None:
+        """A slot opens or closes; one is always open."""
+        slot = choose(list(range(self.slots)))
+        if slot in self.closed:
+            self.open_again(slot)
+        elif len(self.open) > 1:
+            self.close(slot)
+
+    def run(
+        self,
+        killers: Collection[int],
+        choose: Callable[[list[int]], int],
+        may_restart: bool = False,
+        may_change: bool = False,
+    ) -> None:
         """To the end: `choose` draws one of the things that can happen next; killers end their engine, some time."""
         for step in range(100 * self.rows + 500):
             if len(self.done) + len(self.condemned) == self.rows:
                 return
             if may_restart and step % 7 == 6 and choose([0, 1]):
                 self.restart_coordinator()
-            slot = choose(list(range(self.slots)))
+            if may_change and step % 5 == 4 and choose([0, 1]):
+                self.come_and_go(choose)
+            slot = choose(self.open)
             deadly = [row for row in self.running[slot] if row in killers]
             harmless = [row for row in self.running[slot] if row not in killers]
             what = choose([0, *([1] if harmless else []), *([2] if deadly else [])])
@@ -133,6 +164,26 @@ def test_a_coordinator_that_dies_meanwhile_goes_on_telling_them_apart(
     fleet = Fleet(rows, slots, room=data.draw(st.integers(2, 8)))
     fleet.run(killers, random.Random(seed).choice, may_restart=True)
     assert fleet.condemned.keys() == killers
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    data=st.data(),
+    rows=st.integers(1, 30),
+    slots=st.integers(2, 4),
+    seed=st.integers(0, 2**32),
+    may_restart=st.booleans(),
+)
+def test_slots_that_open_and_close_meanwhile_condemn_nobody_else_and_keep_nobody_waiting(
+    data: st.DataObject, rows: int, slots: int, seed: int, may_restart: bool
+) -> None:
+    killers = data.draw(st.sets(st.integers(0, rows - 1), max_size=3))
+    fleet = Fleet(rows, slots, room=data.draw(st.integers(2, 8)))
+    for slot in data.draw(st.sets(st.integers(1, slots - 1))):
+        fleet.close(slot)
+    fleet.run(killers, random.Random(seed).choice, may_restart, may_change=True)
+    assert fleet.condemned.keys() == killers
+    assert fleet.schedule.suspects == 0
 
 
 def bisected(fleet: Fleet, killer: int, slot: int = 0) -> int:
@@ -187,6 +238,65 @@ def test_the_suspects_of_a_slot_that_is_lost_are_run_by_another_when_it_is_empty
     assert fleet.exchange(1) == [], "it ends what it has first"
     fleet.finish(1)
     assert fleet.exchange(1) == [5, 6, 7, 8, 9]
+
+
+def test_the_suspects_of_a_slot_that_closes_are_run_by_another() -> None:
+    fleet = Fleet(40, slots=2)
+    fleet.exchange(0)
+    fleet.exchange(1)
+    fleet.die(0)
+    fleet.finish(1)
+    assert fleet.exchange(1) == list(range(20, 30)), "they are for the slot that they died on"
+    fleet.finish(1)
+    fleet.close(0)
+    assert fleet.exchange(1) == [5, 6, 7, 8, 9]
+
+
+def test_one_open_slot_is_enough_to_condemn_and_two_are_asked_for_where_two_are_open() -> None:
+    for is_closed in (True, False):
+        fleet = Fleet(3, slots=2)
+        if is_closed:
+            fleet.close(1)
+        fleet.exchange(0)
+        fleet.finish(0, 0, 1)
+        fleet.exchange(0)
+        fleet.die(0)
+        assert fleet.exchange(0) == ([2] if is_closed else [])
+        if is_closed:
+            fleet.die(0)
+        assert fleet.condemned.keys() == ({2} if is_closed else set())
+
+
+def test_a_slot_that_opens_is_the_second_witness_and_is_not_kept_waiting_for_the_first() -> None:
+    fleet = Fleet(100, slots=2)
+    fleet.close(1)
+    fleet.exchange(0)
+    assert bisected(fleet, killer=9) == 5
+    fleet.open_again(1)
+    assert 9 not in fleet.exchange(0), "it has killed here"
+    fleet.exchange(1)
+    fleet.finish(1)
+    assert fleet.exchange(1) == [9]
+    fleet.finish(1)
+    fleet.exchange(1)
+    assert 9 in fleet.done
+    assert fleet.schedule._suspects._distrusted == {0}
+
+
+def test_a_distrusted_slot_is_trusted_when_the_other_one_closes() -> None:
+    suspects = distrusting()
+    suspects.closed(1)
+    suspects.died(0, [1, 2, 3], DIED, unblamed=9)
+    assert len(suspects) == 3
+
+
+def test_a_lost_slot_does_not_open() -> None:
+    suspects = Suspects(frozenset({0, 1}), has_worked=True)
+    suspects.lost(1)
+    suspects.opened(1)
+    suspects.died(0, [5], DIED, unblamed=0)
+    suspects.listed(0, {5})
+    assert len(suspects.died(0, [5], DIED, unblamed=0).condemned) == 1
 
 
 def test_one_random_kill_condemns_nobody_and_costs_no_attempt() -> None:
@@ -402,7 +512,7 @@ def test_a_slot_that_was_found_out_is_trusted_again_when_an_engine_of_it_has_pro
         assert suspects._distrusted == {0}
         made.report(Report(WorkerId(0, 0), seq, tuple(rows[4:]), (), tuple(finished), (), 0), 0)
     assert suspects._distrusted == set()
-    assert made.worker_gone(WorkerId(0, 0), DIED).toll == Toll(is_proven=True, suspects=4)
+    assert made.worker_gone(WorkerId(0, 0), DIED).toll == Toll(is_proven=True, suspects=4, has_worked=True)
 
 
 def test_attempts_outlive_the_coordinator() -> None:
@@ -437,6 +547,25 @@ def test_good_work_gives_the_restarts_back() -> None:
     assert not restarts.died(PLAIN)
 
 
+def test_outages_of_a_server_are_bounded_only_while_nothing_is_made_in_between() -> None:
+    restarts, worked = Restarts(2), Toll(has_worked=True)
+    assert all(restarts.died(worked, is_outage=True) for _ in range(50))
+    assert restarts.died(PLAIN, is_outage=True)
+    assert not restarts.died(PLAIN, is_outage=True)
+    own = Restarts(1)
+    assert own.died(worked)
+    assert not own.died(worked)
+
+
 @pytest.mark.parametrize("toll", [NARROWING, PLAIN, PROVEN])
 def test_no_restarts_are_no_restarts(toll: Toll) -> None:
     assert not Restarts(0).died(toll)
+
+
+def test_engines_that_were_taken_away_use_up_nothing_but_time() -> None:
+    restarts = Restarts(0)
+    pauses = [restarts.was_taken(PLAIN) for _ in range(9)]
+    assert pauses == [1, 2, 4, 8, 16, 32, 64, LONGEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS]
+    assert restarts.was_taken(PROVEN) == 1, "an engine that did its work begins anew"
+    assert restarts.was_taken(PLAIN) == 2
+    assert not restarts.died(PLAIN)

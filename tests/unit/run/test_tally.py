@@ -355,10 +355,10 @@ def test_seconds_are_times_sequences_and_an_engine_that_is_gone_costs_nothing() 
 def test_gpu_seconds_are_those_of_each_session_s_own_gpus() -> None:
     tally = RunningTally("s1", ())
     for now in (0.0, 10.0):
-        tally.look(now, {0: {SlotState.BUSY: 4}, 1: {SlotState.GONE: 4}}, gpus=8)
+        tally.look(now, {0: {SlotState.BUSY: 4}, 1: {SlotState.GONE: 4}}, gpus=lambda slot: 8)
     again = RunningTally("s2", [tally.record()])
     for now in (50.0, 55.0):
-        again.look(now, {0: {SlotState.STARTING: 4}}, gpus=0.5)
+        again.look(now, {0: {SlotState.STARTING: 4}}, gpus=lambda slot: 0.5)
 
     assert told(again).slots[0].gpu_seconds == pytest.approx(82.5)
     assert told(again).slots[0].engine_seconds == pytest.approx(15)

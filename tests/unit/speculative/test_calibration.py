@@ -159,7 +159,7 @@ def test_too_few_rows_to_fill_the_slots_leave_it_undecided() -> None:
 
 def test_free_slots_now_and_then_are_no_reason_to_give_up() -> None:
     """Half of the time, for hours: what counts is that there is enough between."""
-    made = Calibration(SimulatedRun(spec=TWO).arms, 2, TWO, True)
+    made = Calibration(SimulatedRun(spec=TWO).arms, range(2), TWO, True)
     window = Window(0, made.wanted(0).name, 5.0, 5_000, True, 0, 0, 0, 0, 0)
     for _ in range(300):
         made.add(window)
@@ -169,7 +169,7 @@ def test_free_slots_now_and_then_are_no_reason_to_give_up() -> None:
 
 
 def test_a_full_window_once_in_a_while_is_not_enough() -> None:
-    made = Calibration(SimulatedRun(spec=TWO).arms, 1, TWO, True)
+    made = Calibration(SimulatedRun(spec=TWO).arms, range(1), TWO, True)
     window = Window(0, made.wanted(0).name, 5.0, 5_000, True, 0, 0, 0, 0, 0)
     for _ in range(15):
         made.add(window)
@@ -300,13 +300,63 @@ def test_with_starts_to_spare_the_others_measure_it_without_the_lost_one() -> No
 @pytest.mark.parametrize(("lost", "starts"), [([], 5), ([3], 4), ([3, 3], 4), ([2, 3], 3)])
 def test_a_lost_replica_is_not_moved_at_the_end(lost: list[int], starts: int) -> None:
     """Two of four are compared: each changes its setting once, and at worst three are moved at the end."""
-    made = Calibration(SimulatedRun(spec=TWO).arms, 4, TWO, False)
+    made = Calibration(SimulatedRun(spec=TWO).arms, range(4), TWO, False)
     made.engine_started(0, "configured", 600.0)
     for slot in lost:
         made.slot_lost(slot)
     made.outlook(100.0)
     assert made.choice is not None
     assert f"takes {starts} more engine starts" in made.choice.reason
+
+
+@pytest.mark.parametrize(
+    ("joined", "left", "starts", "share"),
+    [([], [], 5, 4), ([7], [], 6, 5), ([7, 8, 9], [], 8, 7), ([7, 8], [8, 8], 6, 5), ([1], [], 5, 4), ([3], [3], 4, 3)],
+)
+def test_one_that_joins_is_moved_at_the_end_and_costs_the_run_less(
+    joined: list[int], left: list[int], starts: int, share: int
+) -> None:
+    made = Calibration(SimulatedRun(spec=TWO).arms, range(4), TWO, False)
+    made.engine_started(0, "configured", 600.0)
+    for slot in joined:
+        made.slot_joined(slot)
+    for slot in left:
+        made.slot_lost(slot)
+    made.outlook(100.0)
+    assert made.choice is not None
+    seconds = starts * (600.0 + TWO.window_seconds / 2) / share
+    assert f"takes {starts} more engine starts, {seconds:,.0f} s" in made.choice.reason
+
+
+def test_those_that_join_use_up_no_starts_and_nothing_of_them_counts() -> None:
+    run = SimulatedRun(replicas=2, spec=TWO)
+    joined = range(2, 40)
+    for slot in joined:
+        run.calibration.slot_joined(slot)
+    while run.calibration.choice is None:
+        run.step()
+        for slot in joined:
+            assert run.calibration.wanted(slot).name == "configured"
+            run.calibration.add(Window(slot, "configured", 4.0, 400_000, True, 0, 0, 0, 0, 0))
+        assert run.now < 50_000
+    assert run.calibration.choice.is_measured
+    assert run.loss() <= 0.02
+    assert {one.slot for one in run.journal} == {0, 1}
+
+
+def test_a_compared_replica_that_comes_back_is_a_bystander_and_the_last_one_is_waited_for() -> None:
+    run = SimulatedRun(replicas=2, spec=TWO)
+    made = run.calibration
+    made.slot_left(1)
+    made.slot_joined(1)
+    assert made.has_joined(1)
+    assert made.wanted(1).name == "configured"
+    made.slot_left(0)
+    made.slot_joined(0)
+    assert made.choice is None
+    assert not made.has_joined(0)
+    made.slot_lost(0)
+    assert made.choice is not None
 
 
 def test_without_any_replica_that_takes_part_it_is_undecided() -> None:
@@ -336,7 +386,7 @@ def test_a_replica_that_says_nothing_is_not_waited_for_without_end(after_seconds
 def test_a_slow_start_is_waited_for() -> None:
     """Half an hour, where the other one took ten seconds."""
     run = SimulatedRun(replicas=2, spec=TWO)
-    made = Calibration(run.arms, 2, TWO, False)
+    made = Calibration(run.arms, range(2), TWO, False)
     made.engine_started(0, "configured", 10.0)
     for _ in range(180):
         made.add(Window(0, "configured", 10.0, 10_000, True, 0, 0, 0, 0, 0))
@@ -363,7 +413,7 @@ def test_what_was_measured_is_not_measured_again() -> None:
     run.restart(with_engines=True)
     run.until_settled()
     assert len({one.stage for one in run.journal}) == len(run.journal)
-    again = Calibration(run.arms, 1, run.spec, False, run.journal)
+    again = Calibration(run.arms, range(1), run.spec, False, run.journal)
     assert again.choice is not None
     assert again.choice == run.calibration.choice
 
@@ -398,7 +448,7 @@ def test_ngram_is_compared_with_fewer_tokens_of_itself() -> None:
 def test_windows_beside_an_engine_that_starts_do_not_count() -> None:
     """Two replicas on one machine: while one loads, the other has more of it, or less."""
     run = SimulatedRun(replicas=2, spec=TWO)
-    made = Calibration(run.arms, 2, TWO, False)
+    made = Calibration(run.arms, range(2), TWO, False)
     window = Window(0, made.wanted(0).name, 30.0, 30_000, True, 0, 0, 0, 0, 0)
     made.engine_started(0, window.arm, 10.0)
     for _ in range(40):

@@ -457,6 +457,21 @@ def test_a_replica_unlike_the_others_has_decayed() -> None:
     assert "by the other replicas on such rows" in fleet.verdict(2).found
 
 
+def test_replicas_that_have_left_are_nobodys_fellows_and_one_that_comes_begins_anew() -> None:
+    fleet = settled(replicas=4)
+    for _ in range(600):
+        for slot in range(4):
+            fleet.rows(slot, 1, of((53, 21, 7) if slot == 2 else (80, 50, 30)))
+    for slot in (0, 1, 3):
+        fleet.guard.left(slot, fleet.now)
+    fleet.rows(2, 1200, of((46, 18, 6)))
+    assert not fleet.verdict(2).verdict.is_bad, "nobody is there to hold it against"
+    assert fleet.is_(GuardVerdict.UNKNOWN, 0)
+    fleet.start(0)
+    fleet.rows(0, 4, of(DEAD))
+    assert fleet.is_(GuardVerdict.UNKNOWN, 0), "what its slot had shown before is not its own"
+
+
 def test_a_fleet_that_decays_together_has_decayed() -> None:
     fleet = settled(replicas=2)
     for _ in range(300):

@@ -433,6 +433,11 @@ BROKEN = [
         options={"engine_args": {"data_parallel_size": 2}},
     ),
     Case(
+        "inner states over pipeline stages",
+        "states-over-stages",
+        options={"engine_args": {"pipeline_parallel_size": 2}},
+    ),
+    Case(
         "n-gram bounds",
         "prompt-lookup",
         head=None,
@@ -491,9 +496,15 @@ BROKEN = [
         speculation={"layer_convention": "output"},
     ),
     Case("a misspelt code", "accept-unknown", speculation={"accept": ["metod-mismatch"]}),
+    Case("a server's code without servers", "accept-unknown", speculation={"accept": ["rank-dead"]}),
 ]
 
 HEALTHY = [
+    Case(
+        "a server's code is accepted",
+        speculation={"accept": ["rank-dead"]},
+        options={"served_codes": frozenset({"rank-dead"})},
+    ),
     Case("EAGLE-3, LlamaForCausalLMEagle3"),
     Case("EAGLE-3, Eagle3LlamaForCausalLM", change=config(architectures=["Eagle3LlamaForCausalLM"])),
     Case("EAGLE-3 under an ordinary name", change=config(architectures=["LlamaForCausalLM"])),
