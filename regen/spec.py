@@ -259,6 +259,11 @@ class _EngineCommon(_Strict):
                 f"token_timeout_seconds ({self.token_timeout_seconds:g}) must be below stall_timeout_seconds"
                 f" ({self.stall_timeout_seconds:g}): the request is sent again before the replica is given up"
             )
+        if self.endpoints and self.outage_seconds >= self.stall_timeout_seconds:
+            raise ValueError(
+                f"outage_seconds ({self.outage_seconds:g}) must be below stall_timeout_seconds"
+                f" ({self.stall_timeout_seconds:g}): a stall makes rows suspects, an outage does not"
+            )
         return self
 
     @model_validator(mode="after")

@@ -45,6 +45,12 @@ class RealServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._port}"
 
+    @property
+    def pids(self) -> list[int]:
+        """It and its engine."""
+        assert self._process is not None, "it was not started"
+        return [self._process.pid, *descendants(self._process.pid)]
+
     def start(self) -> None:
         """At the same address as before; it answers after `wait`."""
         with self._log.open("ab") as output:

@@ -44,6 +44,8 @@ from regen.served import Asked, ServerFacts, ServerKind
 from regen.spec import EndpointSpec, EngineSpec, SpeculationSpec
 
 START_RETRY_SECONDS = 2.0
+# How long a server may take to show, after a failure, that it answers at all.
+PROBE_SECONDS = 15.0
 _CONNECTIONS_TO_SPARE = 4
 _MOST_SHOWN = 4096
 
@@ -86,6 +88,10 @@ class OpenaiEngine:
         self._shown: list[Asked] | None = None if speculation is None else []
         self._places = asyncio.Semaphore(self._slots)
         self._looking: asyncio.Task[bool] | None = None
+        self._probing: asyncio.Task[bool] | None = None
+        self._comparing: asyncio.Task[None] | None = None
+        # How often a connection was lost, and up to which of these the server was found to be the same since.
+        self._losses = self._losses_seen = 0
 
     async def start(self) -> EngineInfo:
         """Waits for a server that does not answer yet. Raises SpecError where waiting does not help."""
@@ -116,7 +122,7 @@ class OpenaiEngine:
                 return self._completion(request, answer, (asked_at, began_at, first_at, time.monotonic()))
             except RequestFailed as error:
                 failure = error.failure
-            tries += await self._cost(failure)
+            tries += await self._cost(failure, tries)
             self._raise_if_final(failure, tries)
             waits += 1
             await asyncio.sleep(wait_seconds(waits, failure, self._draw.random()))
@@ -137,7 +143,7 @@ class OpenaiEngine:
                 failure = Failure(Blame.MOMENT, "server_unavailable", str(error))
             except RequestFailed as error:
                 failure = error.failure
-            tries += await self._cost(failure)
+            tries += await self._cost(failure, tries)
             self._raise_if_final(failure, tries)
             waits += 1
             await asyncio.sleep(wait_seconds(waits, failure, self._draw.random()))
@@ -152,10 +158,10 @@ class OpenaiEngine:
 
     async def close(self) -> None:
         await self._totals.close()
-        looking, self._looking = self._looking, None
-        if looking is not None:
-            looking.cancel()
-            await asyncio.gather(looking, return_exceptions=True)
+        asked = [task for task in (self._looking, self._probing, self._comparing) if task is not None]
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.__aexit__(None, None, None)
@@ -209,9 +215,8 @@ class OpenaiEngine:
 
     async def _try_one(self, connection: Connection) -> bool:
         """One small answer: whether ids come back, and with them counters."""
-        request = GenerationRequest("regen-start", (1,), replace(self._sampling, stop=()), 4, None)
         try:
-            answer, _, _ = await self._streamed(request, _Progress(lambda count: None, lambda: None, request.cap))
+            answer = await self._small_answer()
         except RequestFailed as error:
             detail = connection.shown(error.failure.detail)
             if error.failure.blame in (Blame.MOMENT, Blame.OVERLOAD):
@@ -225,6 +230,11 @@ class OpenaiEngine:
         if answer.acceptance is not None:
             self._totals.own.add(Acceptance())
         return answer.token_ids is not None
+
+    async def _small_answer(self) -> StreamedAnswer:
+        request = GenerationRequest("regen-start", (1,), replace(self._sampling, stop=()), 4, None)
+        answer, _, _ = await self._streamed(request, _Progress(lambda count: None, lambda: None, request.cap))
+        return answer
 
     def _say_losses(self, connection: Connection, gives_ids: bool, shows_tokenizer: bool) -> None:
         _, facts = self._ready()
@@ -256,6 +266,7 @@ class OpenaiEngine:
         own.waiting += 1
         try:
             async with self._places:
+                await self._require_same()
                 return await self._streamed(request, progress)
         finally:
             own.waiting -= 0 if progress.has_begun else 1
@@ -277,7 +288,8 @@ class OpenaiEngine:
             seconds = self._spec.token_timeout_seconds
             raise RequestFailed(Failure(Blame.MOMENT, "no_token", f"no new token for {seconds:g} s")) from error
         except ServerUnavailable as error:
-            raise RequestFailed(Failure(Blame.MOMENT, "server_unavailable", str(error))) from error
+            self._losses += 1
+            raise _unavailable(error) from error
 
     async def _read(self, reply: OpenReply, stream: AnswerStream, progress: _Progress, limit: asyncio.Timeout) -> None:
         """To the end of the stream. Only new tokens put the time limit off: a gateway's comments do not."""
@@ -339,9 +351,15 @@ class OpenaiEngine:
         said = connection.shown(message if isinstance(message, str) else reply.text())
         raise RequestFailed(of_status(status, said, retry_after, time.time()))
 
-    async def _cost(self, failure: Failure) -> int:
-        """How many tries of its request a failure is: none where the server is busy, or is away itself."""
-        return int(failure.blame is Blame.MOMENT and await self._is_there())
+    async def _cost(self, failure: Failure, tries: int) -> int:
+        """How many tries of its request a failure is, after so many: none where the server is busy, or answers nobody.
+
+        The last one is the row's only if the server shows that it answers: else it would take row after row, and fail
+        each, for as long as others have rows to give.
+        """
+        if failure.blame is not Blame.MOMENT or not await self._is_there():
+            return 0
+        return int(tries + 1 < self._spec.request_attempts or await self._answers())
 
     async def _is_there(self) -> bool:
         """Asked once for all requests that fail together."""
@@ -349,6 +367,48 @@ class OpenaiEngine:
             connection, facts = self._ready()
             self._looking = asyncio.ensure_future(is_healthy(connection, facts.kind))
         return await asyncio.shield(self._looking)
+
+    async def _answers(self) -> bool:
+        """So is this: a few tokens."""
+        if self._probing is None or self._probing.done():
+            self._probing = asyncio.ensure_future(self._probe())
+        return await asyncio.shield(self._probing)
+
+    async def _probe(self) -> bool:
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                await self._small_answer()
+        except (TimeoutError, RequestFailed):
+            return False
+        self._life.seen()
+        return True
+
+    async def _require_same(self) -> None:
+        """After a lost connection: a server that was started anew may serve another model, and not say so in an answer.
+
+        Raises RequestFailed while it is away, ServerUnavailable where it is another: the next start judges that one.
+        """
+        if self._losses_seen == self._losses:
+            return
+        if self._comparing is None or self._comparing.done():
+            self._comparing = asyncio.ensure_future(self._compare(self._losses))
+        await asyncio.shield(self._comparing)
+
+    async def _compare(self, losses: int) -> None:
+        connection, facts = self._ready()
+        try:
+            now = (await recognise(connection, self._endpoint.model)).facts
+        except ServerUnavailable as error:
+            raise _unavailable(error) from error
+        except SpecError as error:
+            raise ServerUnavailable(f"{connection.url} is not what it was: {error}") from error
+        for name in ("kind", "model", "model_path", "version", "context_tokens", "speculation"):
+            if getattr(now, name) != getattr(facts, name):
+                raise ServerUnavailable(
+                    f"{connection.url} was started anew with another {name}: {getattr(now, name)}, and it was"
+                    f" {getattr(facts, name)}"
+                )
+        self._losses_seen = losses
 
     def _raise_if_final(self, failure: Failure, tries: int) -> None:
         """Raises what the protocol knows; returns where the request is to be sent again."""
@@ -405,3 +465,7 @@ class _Progress:
         self._left -= new
         if self._left < 0:
             raise RequestFailed(Failure(Blame.MOMENT, "broken_answer", "more tokens than the request allows"))
+
+
+def _unavailable(error: ServerUnavailable) -> RequestFailed:
+    return RequestFailed(Failure(Blame.MOMENT, "server_unavailable", str(error)))

@@ -158,11 +158,33 @@ def test_a_key_that_is_taken_away_ends_the_engine_and_blames_no_row() -> None:
 
 
 def test_a_request_that_fails_again_and_again_costs_its_row_an_attempt() -> None:
-    fault = Fault(Kind.STATUS, after=1, times=None, status=500)
+    fault = Fault(Kind.STATUS, numbers=frozenset({2, 3, 4}), status=500)
     with case("vllm", fault, spec={"request_attempts": 3}) as made:
         with pytest.raises(RowFailed, match="sent 3 times"):
             made.ask()
-        assert len(made.server.desk.bodies) == 4
+        *_, shown = made.server.desk.bodies
+        assert (len(made.server.desk.bodies), shown["prompt"]) == (5, [1])
+
+
+@pytest.mark.parametrize("fault", [Fault(Kind.STATUS, status=500), Fault(Kind.BROKEN)], ids=["errors", "rubbish"])
+def test_a_server_that_fails_everybody_costs_no_row_an_attempt(fault: Fault) -> None:
+    """It has room again at once, and would get row after row, each of them several times."""
+    always = replace(fault, after=1, times=None)
+    gone = pytest.raises(ServerUnavailable, match="outage_seconds")
+    with case("vllm", always, spec={"outage_seconds": 0.3, "request_attempts": 2}) as made, gone:
+        made.ask()
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_server_that_was_started_anew_with_another_model_gets_no_request(kind: str) -> None:
+    """SGLang names no model in its answers."""
+    dropped = Fault(Kind.DROP, numbers=SECOND)
+    with case(kind, dropped) as made:
+        before = len(made.server.desk.bodies)
+        made.server.served_name = "another"
+        with pytest.raises(ServerUnavailable, match="is not what it was: the model 'target' is not served"):
+            made.ask()
+        assert len(made.server.desk.bodies) == before + 1
 
 
 def test_a_server_that_does_nothing_but_fail_counts_as_gone() -> None:
@@ -435,8 +457,12 @@ def test_an_answer_cut_below_its_cap_is_none(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_an_answer_that_does_not_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = VllmServer._sampling
+
+    def unbounded(self: VllmServer, given: dict[str, Any]) -> Sampling:
+        return asked(self, {**given, "max_tokens": 400 if given["max_tokens"] == 8 else given["max_tokens"]})
+
     with case("vllm", spec={"request_attempts": 1}) as made:
-        monkeypatch.setattr(VllmServer, "_sampling", lambda self, given: asked(self, {**given, "max_tokens": 400}))
+        monkeypatch.setattr(VllmServer, "_sampling", unbounded)
         with pytest.raises(RowFailed, match="more tokens than"):
             made.ask(cap=8)
 
@@ -448,7 +474,7 @@ def test_an_answer_that_does_not_end_is_cut_off(monkeypatch: pytest.MonkeyPatch)
 def other_kind(
     events: Sequence[bytes], sampling: Sampling = SAMPLING, key: str | None = None
 ) -> Iterator[tuple[OpenaiEngine, list[Any]]]:
-    """Streams these events, whatever it is asked, behind one whole answer; the engine has ids of texts."""
+    """Streams these events, whatever it is asked but the first request; the engine has ids of texts."""
     asked: list[Any] = []
 
     async def models(_: web.Request) -> web.Response:
@@ -458,7 +484,7 @@ def other_kind(
         asked.append(await request.json())
         response = web.StreamResponse()
         await response.prepare(request)
-        await response.write(b"".join(events if len(asked) > 1 else ANSWER_OF_OTHERS))
+        await response.write(b"".join(ANSWER_OF_OTHERS if asked[-1]["prompt"] == [1] else events))
         return response
 
     app = web.Application()

@@ -6,7 +6,10 @@ Greedy, with n-gram speculation on both sides. Costs two starts of either.
 from __future__ import annotations
 
 import json
+import signal
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +28,7 @@ from tests.runs import shard_table, write_jsonl
 
 pytestmark = [pytest.mark.engine, pytest.mark.ray]
 
-# One sequence at a time on either side: a start takes as long as some 50 rows, on any machine.
-ROWS, PROMPTS, CAP = 200, 10, 32
+ROWS, PROMPTS, CAP = 60, 4, 32
 SERVER, OWN = 0, 1
 NGRAM = {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
 
@@ -81,6 +83,18 @@ def own_replica(driver: int) -> int:
     return found
 
 
+@contextmanager
+def frozen(pids: list[int]) -> Iterator[None]:
+    """They do nothing, and keep their connections."""
+    for pid in pids:
+        kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            kill(pid, signal.SIGCONT)
+
+
 def test_either_is_killed_and_comes_back_and_every_row_is_there_once(tmp_path: Path, smollm2: Path) -> None:
     config = {"method": "ngram", "num_speculative_tokens": 3, **NGRAM}
     more = ["--speculative-config", json.dumps(config), "--per-request-spec-decode-metrics", "summary"]
@@ -90,14 +104,17 @@ def test_either_is_killed_and_comes_back_and_every_row_is_there_once(tmp_path: P
     server.start()  # the run waits for it
     try:
         with started([*REGEN, "run", spec], cwd=tmp_path) as process:
-            for slot in (SERVER, OWN):
-                reached(partial(has_made, run, slot, 3), process)
-            server.kill()
-            before = made_by(run, SERVER)
-            server.start()
-            reached(partial(has_made, run, SERVER, before + 5), process)
+            reached(partial(has_made, run, SERVER, 3), process)
+            with frozen(server.pids):  # or it makes all rows while the other starts
+                reached(partial(has_made, run, OWN, 5), process)
+                server.kill()
             replica = own_replica(process.pid)
             engine = descendants(replica)
+            before = made_by(run, SERVER)
+            with frozen(engine):
+                server.start()
+                server.wait()
+            reached(partial(has_made, run, SERVER, before + 5), process)
             kill(replica)
             wait_until(lambda: not any(exists(pid) for pid in engine), seconds=30)
             told = said(process)
@@ -146,5 +163,5 @@ def check_agreement(rows: list[dict[str, Any]]) -> None:
         given[row["messages"][0]["content"]][row["observed"]["engine"].endswith("(server)")].append(ids)
     pairs = [(ours, theirs) for both in given.values() for ours in both[False] for theirs in both[True]]
     same = sum(ours == theirs for ours, theirs in pairs)
-    assert len(pairs) > 100
+    assert len(pairs) > 20
     assert same / len(pairs) > 0.6, f"{same} of {len(pairs)}"

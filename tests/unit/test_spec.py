@@ -136,6 +136,7 @@ def test_a_number_of_replicas_that_means_nothing_is_refused(replicas: object) ->
         ({"engine": servers(endpoints=[])}, "engine.endpoints: "),
         ({"engine": servers(replicas=3)}, "engine.replicas: "),
         ({"engine": servers(token_timeout_seconds=600)}, "token_timeout_seconds (600) must be below"),
+        ({"engine": servers(outage_seconds=600)}, "outage_seconds (600) must be below"),
         ({"engine": servers(endpoints=[{"url": "h:1"}])}, "engine.endpoints.0: url: http://HOST:PORT is wanted"),
         (
             {"engine": servers(), "speculation": {"method": "ngram", "num_tokens": 3}},
