@@ -101,8 +101,9 @@ def test_either_is_killed_and_comes_back_and_every_row_is_there_once(tmp_path: P
     run = tmp_path / "run"
     server = RealServer(smollm2, tmp_path / "server.log", more)
     spec = write_spec(tmp_path, smollm2, server.url)
-    server.start()  # the run waits for it
     try:
+        server.start()
+        server.wait()  # or the engine of our own makes all rows while it starts
         with started([*REGEN, "run", spec], cwd=tmp_path) as process:
             reached(partial(has_made, run, SERVER, 3), process)
             with frozen(server.pids):  # or it makes all rows while the other starts
