@@ -78,8 +78,8 @@ def has_made(run: Path, slot: int, rows: int) -> bool:
 
 
 def own_replica(driver: int) -> int:
-    """The replica with an engine below it; the server's has none."""
-    (found,) = [pid for pid in titled(driver, "ray::ReplicaActor") if descendants(pid)]
+    """The replica with an engine below it; the one of the server has none."""
+    (found,) = [pid for pid in titled(driver, "ray::ReplicaActor") if titled(pid, "VLLM::EngineCore")]
     return found
 
 
