@@ -116,8 +116,11 @@ def test_either_is_killed_and_comes_back_and_every_row_is_there_once(tmp_path: P
                 server.start()
                 server.wait()
             reached(partial(has_made, run, SERVER, before + 5), process)
-            kill(replica)
-            wait_until(lambda: not any(exists(pid) for pid in engine), seconds=30)
+            before = made_by(run, OWN)
+            with frozen(server.pids):
+                kill(replica)
+                wait_until(lambda: not any(exists(pid) for pid in engine))
+                reached(partial(has_made, run, OWN, before + 3), process)
             told = said(process)
             assert process.wait(timeout=300) == 0, told
     finally:
