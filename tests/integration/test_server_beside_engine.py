@@ -28,7 +28,7 @@ from tests.runs import shard_table, write_jsonl
 
 pytestmark = [pytest.mark.engine, pytest.mark.ray]
 
-ROWS, PROMPTS, CAP = 60, 4, 32
+ROWS, PROMPTS, CAP = 100, 4, 32
 SERVER, OWN = 0, 1
 NGRAM = {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
 
@@ -115,7 +115,7 @@ def test_either_is_killed_and_comes_back_and_every_row_is_there_once(tmp_path: P
             with frozen(engine):
                 server.start()
                 server.wait()
-            reached(partial(has_made, run, SERVER, before + 5), process)
+                reached(partial(has_made, run, SERVER, before + 5), process)
             before = made_by(run, OWN)
             with frozen(server.pids):
                 kill(replica)
