@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from regen.observe.terminal_facts import TerminalFacts
     from regen.records import CoordinatorStatus
-    from regen.run.doctor import Report
-    from regen.run.doctor_servers import ServersReport
-    from regen.run.doctor_spec import SpecReport
+    from regen.run.commands.doctor import Report
+    from regen.run.commands.doctor_servers import ServersReport
+    from regen.run.commands.doctor_spec import SpecReport
     from regen.run.look import Look
     from regen.run.session import Standing
     from regen.run.start import Begun
@@ -130,7 +130,7 @@ def preflight(spec: Spec, as_json: AsJson = False) -> None:
     """What files alone can tell about speculation; exit 3 when it cannot work."""
     from regen.data.target import resolve_target
     from regen.observe.tables import findings_table
-    from regen.run.preflight import examine, refuse
+    from regen.run.speculation.preflight import examine, refuse
     from regen.spec import load_spec
     from regen.store.storage import open_storage
 
@@ -167,14 +167,14 @@ def doctor(
     examined, --seconds for each.
     """
     if "://" in subject:
-        from regen.run.doctor import DoctorOptions, examine_server
+        from regen.run.commands.doctor import DoctorOptions, examine_server
 
         options = DoctorOptions(model, seconds, concurrency, draft, api_key_env, _shares(expected))
         report: Report | SpecReport | ServersReport = examine_server(subject, options, _say)
     else:
         from regen.observe.json_lines import engine_output_on_stderr
-        from regen.run.doctor_servers import examine_servers
-        from regen.run.doctor_spec import examine_spec
+        from regen.run.commands.doctor_servers import examine_servers
+        from regen.run.commands.doctor_spec import examine_spec
         from regen.spec import load_spec
 
         with engine_output_on_stderr(verbosity=0):
@@ -204,7 +204,7 @@ def check(
 
     keep_on_loopback(cluster)
     from regen.run import cluster as ray_cluster
-    from regen.run.fit import Evidence, demand_of, facts, fit, questions_of
+    from regen.run.fleet.fit import Evidence, demand_of, facts, fit, questions_of
     from regen.spec import load_spec, with_absolute_paths
     from regen.speculative.preflight import is_refused
 
@@ -260,8 +260,8 @@ def calibrate(
     """
     from regen.observe.tables import calibration_table
     from regen.run import session
-    from regen.run.calibrate import require_speculation, standing_choice
     from regen.run.setup import Purpose
+    from regen.run.speculation.chosen import require_speculation, standing_choice
     from regen.run.start import StartOptions, begin
     from regen.spec import load_spec
 
@@ -303,7 +303,7 @@ def pilot(
     """Make a sample of the run's rows and show what the whole run will be like. The rows made count toward the run."""
     from regen.observe.pilot_page import pilot_page
     from regen.observe.pilot_table import pilot_tables
-    from regen.run.pilot import begin_pilot, note_session, read_pilot, rows_left
+    from regen.run.commands.pilot import begin_pilot, note_session, read_pilot, rows_left
     from regen.run.start import StartOptions
     from regen.spec import load_spec
     from regen.store.layout import PILOT_PAGE
@@ -345,7 +345,7 @@ def estimate(
 ) -> None:
     """Tokens, hours, cost and disk of the run, as ranges, before it has run. Starts no engine and writes nothing."""
     from regen.observe.estimate_table import estimate_tables
-    from regen.run.estimate_spec import Assumptions, estimate_spec
+    from regen.run.commands.estimate_spec import Assumptions, estimate_spec
     from regen.run.start import StartOptions
     from regen.spec import load_spec
 
@@ -372,9 +372,9 @@ def resume(
     verbose: Verbose = 0,
 ) -> None:
     """Continue a run from its folder alone. Ctrl-C drains it, a second one stops it."""
+    from regen.run.speculation.wanted import NewDraft
     from regen.run.start import StartOptions
     from regen.run.start import resume as begin_again
-    from regen.run.wanted import NewDraft
 
     if draft is None and (method is not None or num_tokens is not None):
         raise typer.BadParameter("--method and --num-tokens go with --draft")
@@ -405,7 +405,7 @@ def status(
 
 def _watch(run: str, as_json: bool, interval: float) -> ExitCode:
     from regen.observe.live import display
-    from regen.run.watch import no_run_json, watch
+    from regen.run.commands.watch import no_run_json, watch
     from regen.store.storage import open_storage
 
     last: Look | None = None
@@ -436,7 +436,7 @@ def verify(
     ] = False,
 ) -> None:
     """Check every count, id and digest offline; exit 1 with what is wrong."""
-    from regen.run.check import check
+    from regen.run.commands.check import check
     from regen.store.storage import open_storage
 
     if repair:
@@ -453,7 +453,7 @@ def verify(
 
 
 def _repair(run: str, as_json: bool) -> ExitCode:
-    from regen.run.repair import repair
+    from regen.run.commands.repair import repair
     from regen.store.storage import open_storage
 
     done = repair(open_storage(run))
@@ -475,7 +475,7 @@ def retry(
     temperature: Annotated[float | None, typer.Option(help="Another temperature.")] = None,
 ) -> None:
     """Open finished rows again; the next `regen resume` makes them. Until then, and if it fails, the old rows count."""
-    from regen.run.retry import retry as reopen
+    from regen.run.commands.retry import retry as reopen
     from regen.store.choosing import Wanted
     from regen.store.storage import open_storage
 
@@ -498,7 +498,7 @@ def clean(
     as_json: AsJson = False,
 ) -> None:
     """Remove what is nobody's: abandoned temporaries, plan parts that no plan names, shards of ranges that are none."""
-    from regen.run.clean import clean as clean_run
+    from regen.run.commands.clean import clean as clean_run
     from regen.store.storage import open_storage
 
     done = clean_run(open_storage(run), journal=journal, is_dry_run=dry_run, say=_say)
@@ -511,7 +511,7 @@ def clean(
 @app.command()
 def extend(spec: Spec, as_json: AsJson = False) -> None:
     """Add to the run of this spec the rows that its sources have gained; the next `regen resume` makes them."""
-    from regen.run.extend import extend as extend_run
+    from regen.run.commands.extend import extend as extend_run
     from regen.run.start import StartOptions
     from regen.spec import load_spec
 
@@ -541,8 +541,8 @@ def report(
 ) -> None:
     """Write report.html and README.md of the run, also while it runs; print how the draft was accepted."""
     from regen.observe.acceptance_tables import report_tables
-    from regen.run.report import report as make_report
-    from regen.run.report_page import write_page_to, write_pages
+    from regen.run.commands.report import report as make_report
+    from regen.run.page.report import write_page_to, write_pages
     from regen.store.storage import open_storage
 
     storage = open_storage(run)
@@ -571,7 +571,7 @@ def evaluate(
     """Try another head on rows of a run, beside what was recorded; exit 3 when it is refused or dead."""
     from regen.observe.acceptance_tables import evaluation_table
     from regen.observe.json_lines import engine_output_on_stderr
-    from regen.run.evaluate import evaluate as make_evaluation
+    from regen.run.commands.evaluate import evaluate as make_evaluation
     from regen.store.storage import open_storage
 
     asked = {"method": method, "num_tokens": num_tokens, "layer_convention": layer_convention}
@@ -606,8 +606,8 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write a finished run in a trainer's format, with a dataset card; exit 1 when nothing true can be written."""
-    from regen.run.export import ExportOptions, statuses_named
-    from regen.run.export import export as export_run
+    from regen.run.commands.export import ExportOptions, statuses_named
+    from regen.run.commands.export import export as export_run
 
     options = ExportOptions(
         to, out, statuses_named(include), split, rows_per_file, overwrite, partial, allow_extra_loss
@@ -645,7 +645,7 @@ def _conduct(
     from regen.observe.live import display
     from regen.observe.tables import plan_line, plan_table, totals_line, totals_table
     from regen.run.command import drive, ending, settle
-    from regen.run.report_page import leave_pages
+    from regen.run.page.report import leave_pages
     from regen.run.session import standing
 
     with for_machines(as_json) as lines:

@@ -809,14 +809,14 @@ class CoordinatorStatus:
     `left` are rows of the plan that are still to be made, for the first time or again.
     `incarnation` differs after every restart of the coordinator; `commits` counts journal files and never falls;
     `hung` are slots whose process says nothing any more; `store_error` is set while the store is away.
-    `suspects` are rows that run apart because engines died with them (run/suspects.py); `dismissed` says of which
+    `suspects` are rows that run apart because engines died with them (run/fleet/suspects.py); `dismissed` says of which
     engines the answers were garbage, since this coordinator began.
     `session_sampled_tokens` are what engines have sampled since they started: more than what was received of this
     session's rows where work was lost or dropped. `session_paced_tokens`, for rates, are those that were sampled for
     rows while this coordinator looked on. `useful_tokens_per_second` are those of the last minutes, None before there
     are any. `queued` rows are with nobody; `reopened` ones are wanted once more; `tally` is what the journal has of it,
     so that no count falls; `credentials_seconds_left` until the store's keys end, None where that is not known.
-    `open_slots` are those that have an engine, or are to have one: the driver starts what is missing (run/roster.py).
+    `open_slots` are those that have an engine, or are to have one: the driver starts what is missing (fleet/roster.py).
     `pending_slots` are those of them that no node has room for yet.
     """
 

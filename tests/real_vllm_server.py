@@ -89,7 +89,7 @@ class RealServer:
             process.wait(timeout=30)
         for pid in below:
             kill(pid)
-        wait_until(lambda: not any(exists(pid) for pid in below), seconds=20)
+        wait_until(lambda: not any(exists(pid) for pid in below))
 
     def _answers(self) -> bool:
         try:

@@ -46,8 +46,8 @@ from regen.records import (
 )
 from regen.rows import SCHEMA, from_bytes, to_bytes
 from regen.run import coordinator as coordinators
-from regen.run import failed_rows
 from regen.run import worker as workers
+from regen.run.conversations import failed_rows
 from regen.run.coordinator import Coordinator
 from regen.run.open_run import ADOPTION_SECONDS
 from regen.run.schedule import SILENT_SECONDS, Orders, Report, Schedule

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from regen.data.target import resolve_target
 from regen.records import CoordinatorStatus
 from regen.run.driver import Cluster, Driver
-from regen.run.preflight import examine
+from regen.run.speculation.preflight import examine
 from regen.run.start import Begun, StartOptions, begin
 from regen.spec import RunSpec, SpeculationSpec, parse_spec
 from regen.speculative.evidence import Severity

@@ -1,7 +1,7 @@
 """What a person is shown of a run: one value, whoever looks. Pure.
 
 The command that runs it makes it of the coordinator's status; `regen status` makes it of the store alone
-(run/watch.py). None is what the one who looks does not know: it is not drawn.
+(run/commands/watch.py). None is what the one who looks does not know: it is not drawn.
 """
 
 from __future__ import annotations

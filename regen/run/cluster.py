@@ -29,10 +29,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from regen.errors import EngineDied, EngineStartFailed, NodeLost, RegenError, UserError
 from regen.records import CoordinatorStatus, Death, ExchangeReply, ExchangeRequest, Left, Places, Toll, WorkerId
-from regen.run import leash, probe
 from regen.run.coordinator import Coordinator
-from regen.run.fit import Answers, Node, Questions
-from regen.run.placement import STRATEGY, Placement, placement_of
+from regen.run.fleet import leash, probe
+from regen.run.fleet.fit import Answers, Node, Questions
+from regen.run.fleet.placement import STRATEGY, Placement, placement_of
 from regen.run.replica import build_worker, prepare_draft
 from regen.run.setup import Assignment, RunSetup, WorkerSetup
 from regen.spec import RunSpec, dump_spec, with_absolute_paths

@@ -19,7 +19,7 @@ from regen.run import session
 from regen.run.driver import Cluster
 from regen.run.loopback import keep_on_loopback
 from regen.run.patience import patiently
-from regen.run.run_facts import price_of
+from regen.run.progress.run_facts import price_of
 from regen.run.session import Standing
 from regen.run.start import Begun
 

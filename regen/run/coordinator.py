@@ -53,25 +53,25 @@ from regen.records import (
     Totals,
     WorkerId,
 )
+from regen.run.conversations.failed_rows import failed_row
 from regen.run.credential_watch import CredentialWatch
-from regen.run.failed_rows import failed_row
-from regen.run.fleet_duty import FleetDuty, Outlook
-from regen.run.garbage_duty import Dismissal, GarbageDuty
+from regen.run.fleet.duty import FleetDuty, Outlook
+from regen.run.fleet.garbage_duty import Dismissal, GarbageDuty
+from regen.run.fleet.limits import too_many_failed
 from regen.run.heartbeat import Heartbeat
 from regen.run.held import refuse_newcomer
-from regen.run.limits import too_many_failed
-from regen.run.live_page import Glance, LivePage
 from regen.run.open_run import OpenRun, opened_schedule
 from regen.run.order_duty import OrderDuty
-from regen.run.page_facts import read_about
+from regen.run.page.facts import read_about
+from regen.run.page.live import Glance, LivePage
 from regen.run.patience import Patience
-from regen.run.progress_duty import ProgressDuty
+from regen.run.progress.duty import ProgressDuty
+from regen.run.progress.run_facts import deadline_seconds, gpus_of, run_facts
+from regen.run.progress.tally import RunningTally, restarted, sequences
 from regen.run.publisher import Publisher, ordinals
-from regen.run.run_facts import deadline_seconds, gpus_of, run_facts
 from regen.run.schedule import Exhausted, Grant, Report
 from regen.run.setup import Assignment, RunSetup
-from regen.run.speculation import SpeculationControl
-from regen.run.tally import RunningTally, restarted, sequences
+from regen.run.speculation.control import SpeculationControl
 from regen.store.control import Claim, Record, Released, ReleaseReason, RowAttempts
 from regen.store.holder import HolderProgress, HolderState, heartbeat
 from regen.store.journal import Journal

@@ -1,6 +1,6 @@
 """The driver: makes the coordinator and the workers, awaits them, replaces dead ones, drains when asked.
 
-It keeps a task for each slot that the coordinator wants open (run/roster.py), and decides nothing of that itself. All
+It keeps a task for each slot that the coordinator wants open (fleet/roster.py), and decides nothing of that itself. All
 that it remembers is of its slots: incarnations, which count on for the whole session, restarts, and which are lost.
 It knows replicas and the coordinator only through `Cluster`: Ray actors (cluster.py) or one event loop (local.py).
 Killed at any moment it loses nothing: the same command continues from the store.
@@ -25,7 +25,7 @@ from regen.errors import (
     UserError,
 )
 from regen.records import ENDED_PHASES, CoordinatorStatus, Death, Left, Phase, Places, Toll, WorkerId
-from regen.run.restarts import Restarts
+from regen.run.fleet.restarts import Restarts
 from regen.run.setup import Assignment, RunSetup, WorkerSetup
 
 POLL_SECONDS = 1.0

@@ -14,8 +14,8 @@ from regen.observe.eta_text import eta_text
 from regen.observe.price import Price
 from regen.protocols import Storage
 from regen.records import Status, Tally, Totals
+from regen.run.progress.run_facts import price_of
 from regen.run.record import require_record
-from regen.run.run_facts import price_of
 from regen.store.control import Record, RetriesEnded, RunClosed, SpeculationDecided, SuspectRows
 from regen.store.holder import Holder, HolderState, read_holder
 from regen.store.replay import replay

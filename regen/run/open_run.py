@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from regen.protocols import Plan
 from regen.records import PlannedRow, Tally, Totals
 from regen.run.credential_watch import CredentialWatch
-from regen.run.garbage_duty import GarbageDuty
+from regen.run.fleet.garbage_duty import GarbageDuty
+from regen.run.fleet.restarts import PROVEN_FILLS
+from regen.run.fleet.suspects import Suspects
 from regen.run.heartbeat import Heartbeat
 from regen.run.order_duty import OrderDuty
-from regen.run.progress_duty import ProgressDuty
+from regen.run.progress.duty import ProgressDuty
+from regen.run.progress.tally import RunningTally
 from regen.run.publisher import Publisher
-from regen.run.restarts import PROVEN_FILLS
 from regen.run.schedule import Schedule
 from regen.run.setup import Purpose, RunSetup
-from regen.run.speculation import SpeculationControl
-from regen.run.suspects import Suspects
-from regen.run.tally import RunningTally
+from regen.run.speculation.control import SpeculationControl
 from regen.store.control import Record, RowAttempts, SuspectRows
 from regen.store.journal import Journal
 from regen.store.reopened import Reopened

@@ -20,8 +20,8 @@ from regen import rows
 from regen.ordinals import OrdinalSet
 from regen.run.keeper import time_of_day
 from regen.run.patience import Patience
+from regen.run.progress.tally import RunningTally
 from regen.run.schedule import Schedule
-from regen.run.tally import RunningTally
 from regen.spec import CheckpointSpec
 from regen.store.control import Record, RetriesEnded, RowsReopened
 from regen.store.journal import Journal

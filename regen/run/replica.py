@@ -15,10 +15,10 @@ from regen.engines.fake import FakeEngine
 from regen.engines.openai import OpenaiEngine
 from regen.observe.process_metrics import serve_process_metrics
 from regen.protocols import AnswerParser, Engine
-from regen.run.draft_folder import make_draft_folder
-from regen.run.known_texts import known_texts
-from regen.run.server_preflight import approve, approve_answers
 from regen.run.setup import Purpose, WorkerSetup
+from regen.run.speculation.draft_folder import make_draft_folder
+from regen.run.speculation.known_texts import known_texts
+from regen.run.speculation.server_preflight import approve, approve_answers
 from regen.run.worker import Exchange, Served, Worker
 from regen.spec import EndpointSpec, FakeEngineSpec, SpeculationSpec, VllmEngineSpec
 

@@ -10,7 +10,7 @@ Invariants:
 - A newer incarnation of a slot ends the older one for good, and so does its death; within one, an older `seq` changes
   nothing, and the same one again gets the same rows.
 - Rows that an engine died with cost no attempt, and are leased apart until it is known which of them kill engines
-  (run/suspects.py).
+  (run/fleet/suspects.py).
 
 Memory: two bitmaps over the plan and entries for rows in flight, and for rows that have failed, only.
 """
@@ -25,8 +25,8 @@ from itertools import islice
 
 from regen.ordinals import OrdinalSet
 from regen.records import Death, FailedAttempt, Toll, WorkerId
+from regen.run.fleet.suspects import Condemned, Ruling, Suspects
 from regen.run.last_rows import LastRows
-from regen.run.suspects import Condemned, Ruling, Suspects
 from regen.store.control import SuspectGroup, SuspectRows
 
 # A worker says something every second or so. This long without a word, its rows go to others: the process may hang on a

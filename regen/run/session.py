@@ -17,13 +17,13 @@ from regen.observe.exposition import plain_values
 from regen.observe.snapshot import Snapshot
 from regen.protocols import Storage
 from regen.records import CoordinatorStatus, Phase, ReplicaStats, Status, Totals
-from regen.run.calibrate import choice_among
 from regen.run.driver import Cluster, Driver, EventLog, Watcher
 from regen.run.held import control_records
 from regen.run.look import labels_by_source, outcomes_by_replica
+from regen.run.progress.run_facts import run_facts
 from regen.run.record import require_record
-from regen.run.run_facts import run_facts
 from regen.run.setup import RunSetup, WorkerSetup
+from regen.run.speculation.chosen import choice_among
 from regen.spec import RunSpec
 from regen.store import layout
 from regen.store.control import Record, SpeculationDecided

@@ -28,10 +28,10 @@ from regen.records import WorkerId
 from regen.run.drift import Drift, accepted_drift, drift_record, refuse_after_drift
 from regen.run.held import control_records, refuse_if_held
 from regen.run.keeper import new_session, time_of_day
-from regen.run.preflight import examine, examine_lengths, require_healthy
 from regen.run.record import RunRecord, highest_temperature, make_record, read_record, require_record, write_record
 from regen.run.setup import CONFIGURED, OFF, Assignment, Purpose, RunSetup, WorkerSetup
-from regen.run.wanted import NewDraft, configured_record, wanted_speculation, with_new_draft
+from regen.run.speculation.preflight import examine, examine_lengths, require_healthy
+from regen.run.speculation.wanted import NewDraft, configured_record, wanted_speculation, with_new_draft
 from regen.spec import RunSpec, SpeculationSpec
 from regen.store.local import LocalStorage
 from regen.store.machine import machine_identity

@@ -47,12 +47,12 @@ from regen.records import (
     ReplicaStats,
     WarmupReport,
 )
-from regen.run.conversation import Regenerator
-from regen.run.failed_rows import failed_attempt, storable_table
-from regen.run.fleet import OVERSUBSCRIPTION
+from regen.run.conversations.failed_rows import failed_attempt, storable_table
+from regen.run.conversations.regenerator import Regenerator
+from regen.run.fleet.fleet import OVERSUBSCRIPTION
+from regen.run.fleet.stall import StallClock
 from regen.run.setup import WorkerSetup
-from regen.run.stall import StallClock
-from regen.run.warmup import warm_up
+from regen.run.speculation.warmup import warm_up
 from regen.spec import SpeculationSpec
 
 Exchange = Callable[[ExchangeRequest], Awaitable[ExchangeReply]]

@@ -103,7 +103,7 @@ class SoloKill:
 @with_config(_STRICT)
 @dataclass(frozen=True, slots=True)
 class SuspectRows:
-    """All rows that are suspected of killing engines (run/suspects.py); it replaces the one before. Done rows are none.
+    """All rows that are suspected of killing engines (run/fleet); it replaces the one before. Done rows are none.
 
     Deaths on `distrusted` slots of this session blame no row.
     """

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from regen.run.leash import marked_processes
+from regen.run.fleet.leash import marked_processes
 from regen.spec import RunSpec, dump_spec
 from tests.chaos.made import Loss, Outage
 from tests.chaos.ray_cluster import COORDINATOR, ENVIRONMENT, REPLICA, Identity, RayHead, below, identities

@@ -12,11 +12,11 @@ import pytest
 
 from regen.errors import EngineStalled, FingerprintDrift, PreflightRefused, SpecError
 from regen.records import Status
+from regen.run.commands.evaluate import Evaluation, evaluate
+from regen.run.commands.report import Report, report
+from regen.run.commands.retry import retry
 from regen.run.driver import Driver
-from regen.run.evaluate import Evaluation, evaluate
 from regen.run.local import LocalCluster
-from regen.run.report import Report, report
-from regen.run.retry import retry
 from regen.run.session import seal_run
 from regen.run.start import Begun, StartOptions, resume
 from regen.spec import RunSpec

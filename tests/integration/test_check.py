@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from regen.run import cluster as ray_cluster
-from regen.run.fit import Answers, Folder, Node, Questions
+from regen.run.fleet.fit import Answers, Folder, Node, Questions
 from regen.spec import RunSpec, dump_spec
 from tests.chaos.ray_cluster import ENVIRONMENT, RayHead
 from tests.processes import regen, regen_here

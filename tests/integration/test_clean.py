@@ -15,17 +15,17 @@ from regen.data.plan import read_summary
 from regen.errors import JournalDamaged, RunHeld, StoreUnavailable, UserError
 from regen.records import Status
 from regen.run import held
-from regen.run.check import Checked, check
-from regen.run.clean import clean
-from regen.run.export import ExportOptions, export
-from regen.run.extend import extend
+from regen.run.commands.check import Checked, check
+from regen.run.commands.clean import clean
+from regen.run.commands.export import ExportOptions, export
+from regen.run.commands.extend import extend
+from regen.run.commands.pilot import begin_pilot
+from regen.run.commands.repair import repair
+from regen.run.commands.report import report
+from regen.run.commands.retry import retry
+from regen.run.commands.sample import sample_rows
 from regen.run.local import LocalCluster
 from regen.run.look import look
-from regen.run.pilot import begin_pilot
-from regen.run.repair import repair
-from regen.run.report import report
-from regen.run.retry import retry
-from regen.run.sample import sample_rows
 from regen.run.session import seal_complete, seal_run, standing
 from regen.run.start import StartOptions, resume
 from regen.store.choosing import Wanted
@@ -230,7 +230,7 @@ def test_rows_that_come_in_between_keep_the_journal(storage: LocalStorage, monke
         retry(storage, Wanted(frozenset({Status.OK})), {})
         return found
 
-    monkeypatch.setattr("regen.run.clean.check", check_and_then_a_retry)
+    monkeypatch.setattr("regen.run.commands.clean.check", check_and_then_a_retry)
     with pytest.raises(RunHeld, match="meanwhile"):
         clean(storage, journal=True, is_dry_run=False, say=silent)
     assert JournalFiles(storage).closed() is None

@@ -12,7 +12,7 @@ import pytest
 from regen.engines.fake import FakeEngine
 from regen.errors import EngineStalled, ExitCode
 from regen.records import TokenScore
-from regen.run.doctor_spec import examine_spec
+from regen.run.commands.doctor_spec import examine_spec
 from regen.spec import RunSpec, dump_spec
 from tests.processes import regen_here
 from tests.runs import make_spec, with_draft

@@ -18,7 +18,7 @@ import pytest
 
 from regen.engines import openai, served_failures
 from regen.records import Completion, Phase, RetryReason
-from regen.run.check import check
+from regen.run.commands.check import check
 from regen.run.driver import Driver
 from regen.run.local import LocalCluster
 from regen.run.session import seal_run

@@ -19,11 +19,11 @@ from regen.data.plan_writer import RowGroupFile
 from regen.errors import ExitCode, JournalDamaged, StoreRefused, StoreUnavailable
 from regen.records import CoordinatorStatus, Phase
 from regen.run import held
-from regen.run.check import check
+from regen.run.commands.check import check
+from regen.run.commands.repair import repair
 from regen.run.driver import Driver
 from regen.run.local import LocalCluster
 from regen.run.look import look
-from regen.run.repair import repair
 from regen.run.session import seal_complete, seal_run, standing
 from regen.run.start import Begun, StartOptions, resume
 from regen.store import shards

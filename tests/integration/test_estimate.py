@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from regen.records import SlotState, SlotTally, Status, Tally, Totals
-from regen.run.clean import clean
-from regen.run.estimate import Basis, Range, SpeedBasis
-from regen.run.estimate_spec import Assumptions, SpecEstimate, estimate_spec, known_speed, measured_speed
+from regen.run.commands.clean import clean
+from regen.run.commands.estimate import Basis, Range, SpeedBasis
+from regen.run.commands.estimate_spec import Assumptions, SpecEstimate, estimate_spec, known_speed, measured_speed
+from regen.run.commands.pilot import begin_pilot
 from regen.run.local import LocalCluster
 from regen.run.look import look
-from regen.run.pilot import begin_pilot
 from regen.run.session import seal_run
 from regen.run.setup import Purpose
-from regen.run.speculation_records import subject_of
+from regen.run.speculation.records import subject_of
 from regen.run.start import StartOptions
 from regen.spec import OpenaiEngineSpec, ReplicaRange, RunSpec, dump_spec
 from regen.store.control import DecidedBy, SpeculationDecided, Verdict

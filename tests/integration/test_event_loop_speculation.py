@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 from regen.cli import app
 from regen.errors import ExitCode, PreflightRefused, SpeculationFailed
 from regen.records import CoordinatorStatus, Phase
-from regen.run.calibrate import standing_choice
 from regen.run.held import replayed_run
 from regen.run.local import LocalCluster
 from regen.run.session import seal_run, standing, write_report
 from regen.run.setup import Purpose
+from regen.run.speculation.chosen import standing_choice
+from regen.run.speculation.wanted import NewDraft
 from regen.run.start import Begun, StartOptions, resume
-from regen.run.wanted import NewDraft
 from regen.spec import RunSpec, dump_spec
 from regen.store.control import ArmMeasured, DecidedBy, SpeculationDecided, Verdict
 from tests import virtual_time

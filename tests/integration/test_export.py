@@ -12,7 +12,7 @@ import yaml
 from regen.data.template import load_template
 from regen.errors import ExportRefused, FingerprintDrift, SpecError, UserError
 from regen.records import Status
-from regen.run.export import Exported, ExportOptions, export, statuses_named
+from regen.run.commands.export import Exported, ExportOptions, export, statuses_named
 from regen.run.local import LocalCluster
 from regen.run.session import seal_run, standing
 from regen.run.start import Begun

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from regen.records import Status
-from regen.run.check import check
-from regen.run.export import Exported, ExportOptions, export
+from regen.run.commands.check import check
+from regen.run.commands.export import Exported, ExportOptions, export
 from regen.run.local import LocalCluster
 from regen.run.look import look
 from regen.run.session import seal_run

@@ -10,15 +10,15 @@ import pytest
 
 from regen.errors import Fenced, FingerprintDrift, RunHeld, SpecError, StoreUnavailable
 from regen.records import Phase, Status
-from regen.run import extend as extending
 from regen.run import held
-from regen.run.check import check
-from regen.run.export import ExportOptions, export
-from regen.run.extend import Extended, extend
+from regen.run.commands import extend as extending
+from regen.run.commands.check import check
+from regen.run.commands.export import ExportOptions, export
+from regen.run.commands.extend import Extended, extend
+from regen.run.commands.repair import repair
+from regen.run.commands.retry import retry
 from regen.run.local import LocalCluster
 from regen.run.look import look
-from regen.run.repair import repair
-from regen.run.retry import retry
 from regen.run.session import seal_complete, seal_run, standing
 from regen.run.start import StartOptions, resume
 from regen.spec import RunSpec

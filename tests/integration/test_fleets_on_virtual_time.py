@@ -14,8 +14,8 @@ import pytest
 from regen.errors import EngineStartFailed
 from regen.records import CoordinatorStatus, Phase, ReplicaState, SlotState, WorkerId
 from regen.run.driver import Driver
+from regen.run.fleet.roster import IDLE_SECONDS
 from regen.run.open_run import ADOPTION_SECONDS
-from regen.run.roster import IDLE_SECONDS
 from regen.run.session import seal_run
 from regen.run.start import Begun
 from tests import virtual_time

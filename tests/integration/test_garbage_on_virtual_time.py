@@ -10,7 +10,7 @@ import pytest
 
 from regen.errors import EngineGarbage, RegenError
 from regen.records import CoordinatorStatus, Phase, Status
-from regen.run.check import check
+from regen.run.commands.check import check
 from regen.run.driver import Driver
 from regen.run.held import control_records
 from regen.run.local import LocalCluster

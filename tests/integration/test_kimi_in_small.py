@@ -15,7 +15,7 @@ import pytest
 
 from regen.errors import ExitCode
 from regen.records import Status
-from regen.run.export import ExportOptions, export
+from regen.run.commands.export import ExportOptions, export
 from regen.run.local import LocalCluster
 from regen.run.look import look
 from regen.run.session import seal_run

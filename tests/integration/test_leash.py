@@ -12,8 +12,8 @@ import pytest
 
 from regen.engines.fake_child import FakeChild
 from regen.errors import EngineStartFailed
-from regen.run import marked
-from regen.run.leash import Mark, end_leftovers
+from regen.run.fleet import marked
+from regen.run.fleet.leash import Mark, end_leftovers
 from tests.processes import environment, exists, kill, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="marks are read from /proc")
@@ -23,7 +23,7 @@ WORKER = """
 import os, sys, time
 from pathlib import Path
 from regen.engines.fake_child import FakeChild
-from regen.run import leash
+from regen.run.fleet import leash
 run, slot, session, incarnation, device, kind = sys.argv[1:]
 leash.tie(leash.Mark(run, int(slot), session, int(incarnation), os.getpid()))
 engine = FakeChild(Path(device))

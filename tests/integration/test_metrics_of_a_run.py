@@ -21,10 +21,10 @@ from regen.engines.fake import FakeEngine
 from regen.errors import RegenError
 from regen.observe.metrics import SERIES, Kind
 from regen.records import CoordinatorStatus, Left, Phase, ReplicaState, SlotState, Status
+from regen.run.commands.retry import retry
 from regen.run.driver import LEAVE_SECONDS, Driver
 from regen.run.local import LocalCluster
 from regen.run.look import look
-from regen.run.retry import retry
 from regen.run.session import standing, write_report
 from regen.run.setup import WorkerSetup
 from regen.run.start import Begun, StartOptions, resume

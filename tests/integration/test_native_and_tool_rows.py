@@ -10,7 +10,7 @@ import pytest
 from regen.data.plan import open_plan
 from regen.records import OutputRow, Role, Split, Status
 from regen.rows import from_table
-from regen.run.check import check
+from regen.run.commands.check import check
 from regen.run.local import LocalCluster
 from regen.run.look import look
 from regen.run.session import seal_run, standing

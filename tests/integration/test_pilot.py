@@ -14,9 +14,9 @@ from regen.data.plan import open_plan
 from regen.errors import SourceError
 from regen.observe.pilot_page import TokenKind, pilot_page
 from regen.records import CoordinatorStatus, Phase
-from regen.run.check import check
+from regen.run.commands.check import check
+from regen.run.commands.pilot import Pilot, begin_pilot, note_session, read_pilot, rows_left
 from regen.run.local import LocalCluster
-from regen.run.pilot import Pilot, begin_pilot, note_session, read_pilot, rows_left
 from regen.run.session import seal_run, standing
 from regen.run.start import Begun, StartOptions
 from regen.spec import RunSpec, dump_spec

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from regen.run import marked
+from regen.run.fleet import marked
+from regen.run.fleet.leash import Mark, marked_processes
 from regen.run.held import replayed_run
-from regen.run.leash import Mark, marked_processes
 from regen.run.local import LocalCluster
 from regen.run.session import seal_run
 from regen.spec import RunSpec, dump_spec, parse_spec

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from regen.records import Status
-from regen.run.export import ExportOptions, export
+from regen.run.commands.export import ExportOptions, export
 from regen.run.session import standing
 from regen.spec import dump_spec, parse_spec
 from regen.store.local import LocalStorage

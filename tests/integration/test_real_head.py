@@ -14,9 +14,9 @@ import pytest
 from regen.data.template import load_template
 from regen.engines.vllm import VllmEngine
 from regen.records import Acceptance, Completion, GenerationRequest, Sampling
-from regen.run.draft_folder import make_draft_folder
-from regen.run.evaluate import evaluate
+from regen.run.commands.evaluate import evaluate
 from regen.run.local import LocalCluster
+from regen.run.speculation.draft_folder import make_draft_folder
 from regen.spec import SpeculationSpec, VllmEngineSpec
 from regen.speculative.acceptance import Verdict
 from regen.store.local import LocalStorage

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from regen.errors import ExitCode
-from regen.run.calibrate import standing_choice
 from regen.run.record import require_record
 from regen.run.session import standing
+from regen.run.speculation.chosen import standing_choice
 from regen.spec import dump_spec, parse_spec
 from regen.store.local import LocalStorage
 from tests.processes import regen

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from regen.data.template import load_template
-from regen.run.check import check
+from regen.run.commands.check import check
 from regen.run.local import LocalCluster
 from regen.run.session import seal_run
 from regen.spec import RunSpec, parse_spec

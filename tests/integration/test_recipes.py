@@ -15,8 +15,8 @@ import typer
 from regen.cli import app
 from regen.data.plan_summary import PlanSummary
 from regen.data.target import resolve_target
-from regen.run.estimate_spec import Assumptions, SpecEstimate, estimate_plan, estimate_spec
-from regen.run.preflight import examine
+from regen.run.commands.estimate_spec import Assumptions, SpecEstimate, estimate_plan, estimate_spec
+from regen.run.speculation.preflight import examine
 from regen.run.start import dry_plan
 from regen.spec import RunSpec, load_spec
 from regen.speculative.evidence import Severity

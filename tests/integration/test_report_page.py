@@ -18,11 +18,11 @@ from regen.observe.log import Log
 from regen.observe.page.facts import PageFacts
 from regen.observe.page.page import whole_page
 from regen.records import Status
-from regen.run.clean import clean
 from regen.run.command import leave_report, settle
+from regen.run.commands.clean import clean
 from regen.run.local import LocalCluster
-from regen.run.page_facts import from_store
-from regen.run.report_page import leave_pages, write_pages
+from regen.run.page.facts import from_store
+from regen.run.page.report import leave_pages, write_pages
 from regen.run.session import seal_run
 from regen.run.start import Begun
 from regen.store.storage import open_storage
@@ -181,7 +181,7 @@ def test_a_page_that_cannot_be_written_ends_nothing(tmp_path):
 
 def test_a_defect_in_the_page_ends_nothing(tmp_path, monkeypatch, capfd):
     begun, said = begin_run(make_spec(tmp_path, 3)), list[str]()
-    monkeypatch.setattr("regen.run.report_page.whole_page", lambda facts: 1 / 0)
+    monkeypatch.setattr("regen.run.page.report.whole_page", lambda facts: 1 / 0)
     leave_pages(begun.storage, said.append)
     assert said == ["the report is not written (ZeroDivisionError: division by zero)"]
     assert "ZeroDivisionError" in capfd.readouterr().err

@@ -27,14 +27,14 @@ from regen.records import (
 )
 from regen.rows import to_bytes
 from regen.run import held
-from regen.run.check import check
+from regen.run.commands.check import check
+from regen.run.commands.export import ExportOptions, export
+from regen.run.commands.repair import repair
+from regen.run.commands.retry import Retry, retry
 from regen.run.coordinator import Coordinator
 from regen.run.driver import COORDINATOR_RESTARTS
-from regen.run.export import ExportOptions, export
 from regen.run.local import LocalCluster
 from regen.run.look import look
-from regen.run.repair import repair
-from regen.run.retry import Retry, retry
 from regen.run.session import seal_run, standing
 from regen.run.start import Begun, StartOptions, resume
 from regen.store.choosing import Wanted

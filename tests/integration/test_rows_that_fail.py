@@ -12,7 +12,7 @@ from regen.data.template import TokenizerTemplate
 from regen.protocols import Answer, ParsedAnswer
 from regen.records import Phase
 from regen.run import replica
-from regen.run.check import check
+from regen.run.commands.check import check
 from regen.run.local import LocalCluster
 from regen.run.look import look
 from regen.run.session import seal_run, standing

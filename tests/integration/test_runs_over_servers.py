@@ -12,9 +12,9 @@ import pytest
 from regen.engines import openai, served_failures
 from regen.errors import ExitCode, PreflightRefused, SpecError, SpeculationFailed
 from regen.records import Completion, CoordinatorStatus, Phase, ReplicaState
-from regen.run.doctor_servers import examine_servers
+from regen.run.commands.doctor_servers import examine_servers
+from regen.run.commands.evaluate import evaluate
 from regen.run.driver import Driver
-from regen.run.evaluate import evaluate
 from regen.run.local import LocalCluster
 from regen.run.session import seal_run
 from regen.run.start import Begun

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from regen.cli import app
 from regen.data import plan_writer
 from regen.records import CoordinatorStatus, Phase
-from regen.run.check import check
+from regen.run.commands.check import check
+from regen.run.commands.export import ExportOptions, export
 from regen.run.driver import Driver
-from regen.run.export import ExportOptions, export
 from regen.run.local import LocalCluster, LocalCoordinator
 from regen.run.session import seal_run, standing
 from regen.run.start import Begun, StartOptions, resume

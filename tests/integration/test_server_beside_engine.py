@@ -28,7 +28,7 @@ from tests.runs import shard_table, write_jsonl
 
 pytestmark = [pytest.mark.engine, pytest.mark.ray]
 
-ROWS, PROMPTS, CAP = 60, 4, 32
+ROWS, PROMPTS, CAP = 100, 4, 32
 SERVER, OWN = 0, 1
 NGRAM = {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
 
@@ -78,8 +78,8 @@ def has_made(run: Path, slot: int, rows: int) -> bool:
 
 
 def own_replica(driver: int) -> int:
-    """The replica with an engine below it; the server's has none."""
-    (found,) = [pid for pid in titled(driver, "ray::ReplicaActor") if descendants(pid)]
+    """The replica with an engine below it; the one of the server has none."""
+    (found,) = [pid for pid in titled(driver, "ray::ReplicaActor") if titled(pid, "VLLM::EngineCore")]
     return found
 
 
@@ -101,8 +101,9 @@ def test_either_is_killed_and_comes_back_and_every_row_is_there_once(tmp_path: P
     run = tmp_path / "run"
     server = RealServer(smollm2, tmp_path / "server.log", more)
     spec = write_spec(tmp_path, smollm2, server.url)
-    server.start()  # the run waits for it
     try:
+        server.start()
+        server.wait()  # or the engine of our own makes all rows while it starts
         with started([*REGEN, "run", spec], cwd=tmp_path) as process:
             reached(partial(has_made, run, SERVER, 3), process)
             with frozen(server.pids):  # or it makes all rows while the other starts
@@ -114,9 +115,12 @@ def test_either_is_killed_and_comes_back_and_every_row_is_there_once(tmp_path: P
             with frozen(engine):
                 server.start()
                 server.wait()
-            reached(partial(has_made, run, SERVER, before + 5), process)
-            kill(replica)
-            wait_until(lambda: not any(exists(pid) for pid in engine), seconds=30)
+                reached(partial(has_made, run, SERVER, before + 5), process)
+            before = made_by(run, OWN)
+            with frozen(server.pids):
+                kill(replica)
+                wait_until(lambda: not any(exists(pid) for pid in engine))
+                reached(partial(has_made, run, OWN, before + 3), process)
             told = said(process)
             assert process.wait(timeout=300) == 0, told
     finally:

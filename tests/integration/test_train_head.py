@@ -11,8 +11,8 @@ import pytest
 
 from regen.data.target import resolve_target
 from regen.run.local import LocalCluster
-from regen.run.preflight import examine
 from regen.run.session import seal_run
+from regen.run.speculation.preflight import examine
 from regen.spec import RunSpec, SpeculationSpec
 from regen.speculative.evidence import Severity
 from regen.store.local import LocalStorage

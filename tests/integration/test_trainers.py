@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from regen.errors import ExportRefused
-from regen.run.export import ExportOptions, export
+from regen.run.commands.export import ExportOptions, export
 from regen.run.local import LocalCluster
 from regen.run.session import seal_run
 from regen.store.export.formats import FORMATS

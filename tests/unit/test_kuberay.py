@@ -18,7 +18,7 @@ from regen import __version__
 from regen.errors import ExitCode
 from regen.run.cluster import DRAIN_SECONDS, DRAIN_SECONDS_VARIABLE, JOB_STOP_SECONDS
 from regen.run.driver import LEAVE_SECONDS
-from regen.run.fit import Evidence, Node, Questions, demand_of, fit
+from regen.run.fleet.fit import Evidence, Node, Questions, demand_of, fit
 from regen.spec import RunSpec, parse_spec
 from tests.chaos.ray_cluster import REPLICA
 from tests.rayjob_schema import RAY_JOB

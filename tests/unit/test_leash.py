@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from regen.run.leash import Mark, is_leftover
+from regen.run.fleet.leash import Mark, is_leftover
 
 MINE = Mark(run="a1b2", slot=1, session="s2", incarnation=3, owner=70)
 

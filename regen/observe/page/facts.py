@@ -1,6 +1,6 @@
 """All that the page shows, as plain values. None, and NaN, mean "not known" and are shown so; times are epoch seconds.
 
-Whoever fills them in counts nothing anew: see `run/page_facts.py`.
+Whoever fills them in counts nothing anew: see `run/page/facts.py`.
 """
 
 from __future__ import annotations

@@ -16,12 +16,12 @@ from regen.data.plan import open_plan
 from regen.errors import JournalDamaged, RegenError
 from regen.protocols import Storage
 from regen.run import held
-from regen.run.check import Checked, check
+from regen.run.commands.check import Checked, check
+from regen.run.commands.repair import repair
+from regen.run.commands.report import report
 from regen.run.held import control_records, refuse_if_held
 from regen.run.look import look
 from regen.run.record import require_record
-from regen.run.repair import repair
-from regen.run.report import report
 from regen.run.session import seal_complete, standing
 from regen.store.committed import CommittedRows
 from regen.store.control import FilesVoided

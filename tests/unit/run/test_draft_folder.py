@@ -11,7 +11,7 @@ import pytest
 
 from regen.engines.vllm import engine_arguments
 from regen.errors import EngineStartFailed
-from regen.run.draft_folder import make_draft_folder
+from regen.run.speculation.draft_folder import make_draft_folder
 from regen.spec import SpeculationSpec, VllmEngineSpec
 from tests.heads import TARGET, Head, eagle, eagle3, whole_model
 

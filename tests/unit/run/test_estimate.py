@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from regen.run.estimate import Basis, Estimate, FullSpeed, Range, Resources, SourceFacts, SpeedBasis, estimate
+from regen.run.commands.estimate import Basis, Estimate, FullSpeed, Range, Resources, SourceFacts, SpeedBasis, estimate
 
 HELD = Resources(slots=64, gpus=8, price_per_gpu_hour=2.0)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from regen.run.fit import CHECKS, Answers, Evidence, Folder, Node, demand_of, facts, fit, questions_of
+from regen.run.fleet.fit import CHECKS, Answers, Evidence, Folder, Node, demand_of, facts, fit, questions_of
 from regen.spec import RunSpec, parse_spec
 from regen.speculative.evidence import Severity
 from regen.speculative.preflight import is_refused
@@ -319,7 +319,7 @@ def test_people_see_what_is_asked_for_and_every_node() -> None:
 
 def test_the_documentation_has_every_code() -> None:
     page = (ROOT / "docs" / "ray-jobs.md").read_text(encoding="utf-8")
-    source = (ROOT / "regen" / "run" / "fit.py").read_text(encoding="utf-8")
+    source = (ROOT / "regen" / "run" / "fleet" / "fit.py").read_text(encoding="utf-8")
     named = {line.strip().strip('",') for line in source.splitlines() if line.startswith('        "') and "-" in line}
     found = {code for code in named if code.replace("-", "").isalpha() and " " not in code}
     assert len(found) == len(CHECKS)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from regen.records import Acceptance, EngineCounters, ReplicaState, ReplicaStats, WorkerId
-from regen.run.fleet import Fleet
+from regen.run.fleet.fleet import Fleet
 
 
 def fleet_of(replicas: int) -> Fleet:

@@ -6,8 +6,8 @@ from typing import Any
 
 from regen.ordinals import OrdinalSet
 from regen.records import EngineCounters, Places, ReplicaState, ReplicaStats, WorkerId
-from regen.run.fleet_duty import PENDING_SECONDS, FleetDuty, Moves, Outlook
-from regen.run.roster import IDLE_SECONDS
+from regen.run.fleet.duty import PENDING_SECONDS, FleetDuty, Moves, Outlook
+from regen.run.fleet.roster import IDLE_SECONDS
 from regen.run.schedule import Report, Schedule
 from regen.spec import FakeEngineSpec
 

@@ -11,8 +11,8 @@ from functools import partial
 import pytest
 
 from regen.records import Label, WorkerId
-from regen.run import garbage
-from regen.run.garbage import BREAKER_ROWS, LATEST_ROWS, MARGIN_ROWS, Alarm, GarbageWatch
+from regen.run.fleet import garbage
+from regen.run.fleet.garbage import BREAKER_ROWS, LATEST_ROWS, MARGIN_ROWS, Alarm, GarbageWatch
 
 SICK = WorkerId(1, 0)
 

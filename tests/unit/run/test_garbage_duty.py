@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from regen.ordinals import OrdinalSet
 from regen.records import Label, WorkerId
-from regen.run.garbage import MARGIN_ROWS
-from regen.run.garbage_duty import Dismissal, GarbageDuty
+from regen.run.fleet.garbage import MARGIN_ROWS
+from regen.run.fleet.garbage_duty import Dismissal, GarbageDuty
 from regen.store.control import RowsReopened
 
 ROWS = 5000

@@ -6,7 +6,7 @@ import pytest
 
 from regen.protocols import ParsedAnswer, ToolCall
 from regen.records import FinishReason, Label, Status
-from regen.run.labels import Made, labels_of, outcome_of
+from regen.run.conversations.labels import Made, labels_of, outcome_of
 
 PROSE = tuple(range(100, 160))
 

@@ -6,7 +6,7 @@ import pytest
 
 from regen.errors import ExitCode
 from regen.records import Status, Totals
-from regen.run.limits import BREAKER_ROWS, too_many_failed
+from regen.run.fleet.limits import BREAKER_ROWS, too_many_failed
 
 
 def totals(ok: int, **lost: int) -> Totals:

@@ -23,8 +23,8 @@ from regen.records import (
     Status,
     Totals,
 )
-from regen.run.live_page import FRESH_SECONDS, MOST_MOMENTS, NOTE_SECONDS, Glance, LivePage
-from regen.run.page_facts import About
+from regen.run.page.facts import About
+from regen.run.page.live import FRESH_SECONDS, MOST_MOMENTS, NOTE_SECONDS, Glance, LivePage
 from regen.spec import RunSpec
 from regen.store.reopened import Reopened, reopened
 from tests import virtual_time

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from regen.ordinals import OrdinalSet
 from regen.records import FailedAttempt, Label, WorkerId
-from regen.run.garbage_duty import GarbageDuty
+from regen.run.fleet.garbage_duty import GarbageDuty
 from regen.run.schedule import Report, Schedule
 from regen.store.journal import Journal
 from tests.memory_storage import MemoryStorage

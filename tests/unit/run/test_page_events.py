@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from regen.observe.page.facts import EventKind
-from regen.run.page_events import epoch, events
+from regen.run.page.events import epoch, events
 from regen.store.control import (
     Claim,
     DecidedBy,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from regen.run.pilot_estimate import Estimate, Pace, Stratum, estimate
+from regen.run.commands.pilot_estimate import Estimate, Pace, Stratum, estimate
 
 HALF_FULL = Pace(tokens=3600, seconds=36.0, busy_seconds=72.0)  # 100 tokens a second; 2 of 4 slots, 50 each
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from regen.run.pilot_sample import allotted, draw
+from regen.run.commands.pilot_sample import allotted, draw
 
 
 def plan(**sizes: int) -> list[tuple[int, str, str]]:

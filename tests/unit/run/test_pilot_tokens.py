@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from regen.observe.pilot_page import TokenKind
 from regen.records import StepTrace
-from regen.run.pilot_tokens import drafts_always, token_kinds, token_texts
+from regen.run.commands.pilot_tokens import drafts_always, token_kinds, token_texts
 
 A, C, O = TokenKind.ACCEPTED, TokenKind.CORRECTED, TokenKind.OWN  # noqa: E741
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from regen.run.placement import Placement, own_placement, placement_of
+from regen.run.fleet.placement import Placement, own_placement, placement_of
 from regen.spec import EndpointSpec, FakeEngineSpec, OpenaiEngineSpec, VllmEngineSpec
 
 OVER_NODES = {"distributed_executor_backend": "ray"}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from regen import __version__
-from regen.run.fit import Questions
-from regen.run.probe import answer
+from regen.run.fleet.fit import Questions
+from regen.run.fleet.probe import answer
 
 
 def ask(folders: tuple[str, ...] = (), sources: tuple[str, ...] = (), packages: tuple[str, ...] = ()) -> Questions:

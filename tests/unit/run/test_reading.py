@@ -8,7 +8,7 @@ import pytest
 
 from regen.protocols import ToolCall
 from regen.records import Completion, FinishReason, Sampling
-from regen.run.reading import _storable, _without_stop_string
+from regen.run.conversations.reading import _storable, _without_stop_string
 
 SAMPLING = Sampling(10, 0.0, 1.0, 0, 0.0, 0.0, 0.0, 1.0, ("END",), ())
 STOPPED = Completion((1, 2), FinishReason.STOP, "END", None, 0.0, 0.0, 0.0)

@@ -11,7 +11,7 @@ from regen.data.plan_summary import SourceSummary
 from regen.observe.lengths import Group
 from regen.ordinals import OrdinalSet
 from regen.records import SourceTotals, Status, Totals
-from regen.run.remaining import Grouping, Remaining, earlier_lengths, interrupted, left_by_source, waiting_last
+from regen.run.progress.remaining import Grouping, Remaining, earlier_lengths, interrupted, left_by_source, waiting_last
 from regen.spec import parse_spec
 
 ROWS = 4000

@@ -19,12 +19,12 @@ from regen.protocols import Storage
 from regen.records import Status
 from regen.rows import to_table
 from regen.run import held
-from regen.run.check import check
+from regen.run.commands.check import check
+from regen.run.commands.repair import ranges, repair
+from regen.run.commands.report import report
+from regen.run.commands.retry import retry
 from regen.run.held import control_records, refuse_if_held
 from regen.run.look import look
-from regen.run.repair import ranges, repair
-from regen.run.report import report
-from regen.run.retry import retry
 from regen.run.session import seal_complete, standing
 from regen.store.choosing import Wanted
 from regen.store.committed import CommittedRows

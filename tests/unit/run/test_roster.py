@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regen.run.roster import IDLE_SECONDS, MOST_NEVER_UP, Roster, Work
+from regen.run.fleet.roster import IDLE_SECONDS, MOST_NEVER_UP, Roster, Work
 
 BUSY = Work(queued=1000, free_slots=0, engine_slots=8)
 TAIL = Work(queued=0, free_slots=8, engine_slots=8)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from regen.run.run_facts import deadline_seconds, gpus_of, price_of, run_facts
+from regen.run.progress.run_facts import deadline_seconds, gpus_of, price_of, run_facts
 from regen.spec import RunSpec, parse_spec
 
 EAGLE = {"method": "eagle3", "draft": "org/head", "num_tokens": 3}

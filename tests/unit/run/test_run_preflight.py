@@ -9,7 +9,7 @@ import pytest
 
 from regen.data.target import resolve_target
 from regen.errors import PreflightRefused, SpecError
-from regen.run.preflight import examine, refuse, require_healthy
+from regen.run.speculation.preflight import examine, refuse, require_healthy
 from regen.run.start import StartOptions, begin
 from regen.spec import RunSpec
 from regen.speculative.evidence import Finding, Severity

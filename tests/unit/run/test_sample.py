@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from regen.records import Status
-from regen.run.lowest_ids import LowestIds
-from regen.run.sample import sample_rows
+from regen.run.commands.lowest_ids import LowestIds
+from regen.run.commands.sample import sample_rows
 from tests.memory_storage import MemoryStorage
 from tests.output_rows import output_row, row_id, source_of
 from tests.unit.store.journals import published

@@ -9,7 +9,7 @@ import pytest
 
 from regen.errors import PreflightRefused
 from regen.records import Acceptance
-from regen.run.server_preflight import approve, approve_answers
+from regen.run.speculation.server_preflight import approve, approve_answers
 from regen.served import Asked, ServerFacts, ServerKind, Speculation
 from regen.spec import SpeculationSpec
 from tests.heads import eagle3, whole_model

@@ -18,8 +18,8 @@ from regen.records import (
     WorkerId,
 )
 from regen.run.setup import OFF, Purpose, RunSetup
-from regen.run.speculation import SpeculationControl
-from regen.run.speculation_records import subject_of
+from regen.run.speculation.control import SpeculationControl
+from regen.run.speculation.records import subject_of
 from regen.spec import parse_spec
 from regen.store.control import ArmMeasured, Record, SpeculationDecided, Verdict
 

@@ -1,6 +1,6 @@
 """The stall clock: only tokens count, waiting is not stalling, idle is not stalling."""
 
-from regen.run.stall import StallClock
+from regen.run.fleet.stall import StallClock
 
 
 def test_idle_is_not_stalled() -> None:

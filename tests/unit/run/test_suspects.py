@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from regen.ordinals import OrdinalSet
 from regen.records import Death, FailedAttempt, Toll, WorkerId
-from regen.run.restarts import FREE_DEATHS, LONGEST_PAUSE_SECONDS, Restarts
+from regen.run.fleet.restarts import FREE_DEATHS, LONGEST_PAUSE_SECONDS, Restarts
+from regen.run.fleet.suspects import Suspects
 from regen.run.schedule import HUNG_SECONDS, SILENT_SECONDS, Exhausted, Report, Schedule
-from regen.run.suspects import Suspects
 from regen.store.control import SuspectRows
 
 DIED, STALLED = Death(False, "EngineDied: x"), Death(True, "EngineStalled: x")

@@ -21,7 +21,7 @@ from regen.records import (
     Tally,
     WorkerId,
 )
-from regen.run.tally import RunningTally, restarted, sequences
+from regen.run.progress.tally import RunningTally, restarted, sequences
 from regen.store import control
 from regen.store.control import RunTally, Standing
 from regen.store.tally import newest_tally, tally_of

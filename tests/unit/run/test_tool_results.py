@@ -8,7 +8,7 @@ import pytest
 
 from regen.protocols import ToolCall
 from regen.records import Message, Role
-from regen.run.tool_results import calls_json, canonical, ids_of, is_readable, matched_results
+from regen.run.conversations.tool_results import calls_json, canonical, ids_of, is_readable, matched_results
 
 KIMI = "functions.{name}:{index}"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from regen.errors import SpecError
-from regen.run.wanted import NewDraft, with_new_draft
+from regen.run.speculation.wanted import NewDraft, with_new_draft
 from regen.spec import RunSpec, SpeculationSpec
 from tests.runs import make_spec
 

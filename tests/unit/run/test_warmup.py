@@ -25,7 +25,7 @@ from regen.records import (
     WarmupReport,
     WorkerId,
 )
-from regen.run.warmup import CANARY_PROMPT_TOKENS, first_miss, warm_up
+from regen.run.speculation.warmup import CANARY_PROMPT_TOKENS, first_miss, warm_up
 from regen.spec import FakeEngineSpec, SpeculationSpec
 from regen.speculative.gate import GateVerdict, judge
 

@@ -13,8 +13,8 @@ from regen.observe.price import Price
 from regen.observe.terminal_facts import TerminalFacts
 from regen.protocols import Storage
 from regen.records import Eta, EtaState, Phase, SlotTally, Status, Tally, Totals
+from regen.run.commands.watch import DEAD_SECONDS, SILENT_SECONDS, Heartbeat, ended, facts_of_look, watch
 from regen.run.look import Look, look
-from regen.run.watch import DEAD_SECONDS, SILENT_SECONDS, Heartbeat, ended, facts_of_look, watch
 from regen.store.holder import Holder, HolderProgress, HolderState, write_holder
 from regen.store.local import LocalStorage
 from tests.runs import begin_run, make_spec

@@ -9,7 +9,7 @@ import pytest
 from regen.data.target import resolve_target
 from regen.records import Acceptance, WarmupReport
 from regen.run import setup
-from regen.run.preflight import examine
+from regen.run.speculation.preflight import examine
 from regen.spec import ExpectedAcceptance, SpeculationSpec
 from regen.speculative.arms import CONFIGURED, OFF, arms
 from regen.speculative.evidence import Severity

@@ -1,0 +1,1 @@
+"""One leased conversation becomes one finished row."""

@@ -1,0 +1,1 @@
+"""The page of a run: its facts, live and as a report."""
