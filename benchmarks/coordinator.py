@@ -54,8 +54,8 @@ from regen.records import (
     WorkerId,
 )
 from regen.run.coordinator import Coordinator
-from regen.run.garbage_duty import GarbageDuty
-from regen.run.progress_duty import ProgressDuty
+from regen.run.fleet.garbage_duty import GarbageDuty
+from regen.run.progress.duty import ProgressDuty
 from regen.run.schedule import Schedule
 from regen.run.session import seal_run
 from regen.run.setup import WorkerSetup

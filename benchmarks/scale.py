@@ -32,7 +32,7 @@ from regen.data.sources import file_digest
 from regen.protocols import Storage
 from regen.records import ENDED_PHASES, Lease, Phase
 from regen.rows import SCHEMA as SCHEMA_OF_ROWS
-from regen.run.check import check
+from regen.run.commands.check import check
 from regen.run.coordinator import Coordinator
 from regen.run.look import look
 from regen.run.session import seal_complete

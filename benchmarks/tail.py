@@ -30,7 +30,7 @@ from regen import length_buckets
 from regen.data.interleave import interleaved
 from regen.ordinals import OrdinalSet
 from regen.records import SourceTotals, WorkerId
-from regen.run.fleet import OVERSUBSCRIPTION
+from regen.run.fleet.fleet import OVERSUBSCRIPTION
 from regen.run.longest_first import is_due, longest_first
 from regen.run.schedule import Report, Schedule
 from regen.run.worker import EXCHANGE_SECONDS, PACE_SECONDS
