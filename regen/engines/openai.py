@@ -49,6 +49,8 @@ PROBE_SECONDS = 15.0
 _CONNECTIONS_TO_SPARE = 4
 _MOST_SHOWN = 4096
 _MOST_CHARS_SAID = 80
+# What requests and the reading of their answers go by.
+_MUST_STAY = ("kind", "model", "answers_as", "model_path", "version", "context_tokens", "longest_tokens", "speculation")
 # vLLM's word for an answer that its detector ended.
 _REPETITION = "repetition_detected"
 
@@ -90,6 +92,8 @@ class OpenaiEngine:
         self._totals = ServerTotals()
         self._is_incremental = False
         self._life = SignsOfLife(spec.outage_seconds)
+        # Of whole answers: tokens of one that contradicts itself in the end are none.
+        self._whole = SignsOfLife(spec.outage_seconds)
         self._draw = random.Random()
         self._shown: list[Asked] | None = None if speculation is None else []
         self._places = asyncio.Semaphore(self._slots)
@@ -204,7 +208,7 @@ class OpenaiEngine:
         gives_ids = await self._try_one(connection)
         self._say_losses(connection, gives_ids, shows_tokenizer or not known)
         await self._totals.begin(connection, served)
-        self._life.seen()
+        self._seen_whole()
         self._totals.watch(connection, served)
         facts, how = served.facts, "server" if gives_ids else "server, ids from its text"
         return EngineInfo(
@@ -331,7 +335,7 @@ class OpenaiEngine:
         self, request: GenerationRequest, answer: StreamedAnswer, times: tuple[float, float, float, float]
     ) -> Completion:
         asked_at, sent_at, first_at, ended_at = times
-        self._life.seen()
+        self._seen_whole()
         token_ids = answer.token_ids if answer.token_ids is not None else self._ids_of_text(request, answer)
         self._require_vocabulary(token_ids)
         stop_reason = _stop_reason(request.sampling, answer)
@@ -413,10 +417,25 @@ class OpenaiEngine:
         try:
             async with asyncio.timeout(PROBE_SECONDS):
                 await self._small_answer()
-        except (TimeoutError, RequestFailed):
+        except TimeoutError:
             return False
-        self._life.seen()
+        except RequestFailed as error:
+            if error.failure.blame is Blame.MOMENT and self._whole.is_gone_at(time.monotonic()):
+                raise self._gone(error.failure) from None
+            return False
+        self._seen_whole()
         return True
+
+    def _seen_whole(self) -> None:
+        self._life.seen()
+        self._whole.seen()
+
+    def _gone(self, failure: Failure) -> ServerUnavailable:
+        connection, _ = self._ready()
+        return ServerUnavailable(
+            f"{connection.url} has answered nothing for engine.outage_seconds ({self._spec.outage_seconds:g} s):"
+            f" {connection.shown(failure.detail)}"
+        )
 
     async def _require_same(self) -> None:
         """After a lost connection: a server that was started anew may serve another model, and not say so in an answer.
@@ -437,7 +456,7 @@ class OpenaiEngine:
             raise _unavailable(error) from error
         except SpecError as error:
             raise ServerUnavailable(f"{connection.url} is not what it was: {error}") from error
-        for name in ("kind", "model", "model_path", "version", "context_tokens", "speculation"):
+        for name in _MUST_STAY:
             if getattr(now, name) != getattr(facts, name):
                 raise ServerUnavailable(
                     f"{connection.url} was started anew with another {name}: {getattr(now, name)}, and it was"
@@ -454,10 +473,7 @@ class OpenaiEngine:
         if failure.blame is Blame.CONFIGURATION:
             raise ServerUnavailable(f"{connection.url} takes no requests any more: {detail}")
         if self._life.is_gone_at(time.monotonic()):
-            seconds = self._spec.outage_seconds
-            raise ServerUnavailable(
-                f"{connection.url} has answered nothing for engine.outage_seconds ({seconds:g} s): {detail}"
-            )
+            raise self._gone(failure)
         if failure.blame is Blame.MOMENT and tries >= self._spec.request_attempts:
             raise RowFailed(failure.reason, f"{detail} (sent {tries} times)")
 

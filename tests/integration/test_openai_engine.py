@@ -199,6 +199,23 @@ def test_a_server_that_was_started_anew_with_another_model_gets_no_request(kind:
         assert len(made.server.desk.bodies) == before + 1
 
 
+def test_a_server_whose_every_answer_comes_and_is_none_counts_as_gone() -> None:
+    """Its tokens are no sign that it works."""
+    always = Fault(Kind.FEWER_IDS, after=1, times=None)
+    gone = pytest.raises(ServerUnavailable, match="outage_seconds")
+    with case("vllm", always, spec={"outage_seconds": 0.2, "request_attempts": 2}) as made, gone:
+        made.ask()
+
+
+def test_a_server_that_was_started_anew_with_another_first_name_is_recognised_again() -> None:
+    """Its answers would all be of another model."""
+    with case("vllm", Fault(Kind.DROP, numbers=SECOND)) as made:
+        assert isinstance(made.server, VllmServer)
+        made.server.served_name, made.server.aliases = "first", ("target",)
+        with pytest.raises(ServerUnavailable, match="anew with another answers_as: first"):
+            made.ask()
+
+
 def test_a_server_that_does_nothing_but_fail_counts_as_gone() -> None:
     fault = Fault(Kind.STATUS, after=1, times=None, status=429)
     gone = pytest.raises(ServerUnavailable, match="outage_seconds")
