@@ -230,10 +230,15 @@ class Process:
             self.gone.add(worker)
             self.world.check_accounts(self)
 
+    def is_late(self, worker: WorkerId, seq: int) -> bool:
+        """A later request of its slot was taken in: this one says nothing of now."""
+        incarnation, newest, _ = self.listed.get(worker.slot, (-1, -1, set()))
+        return (worker.incarnation, seq) < (incarnation, newest)
+
     async def answer(self, request: ExchangeRequest) -> ExchangeReply:
         await self.thawed()
         self.world.note_zombie(self, request.worker)
-        if self.coordinator._run is not None:  # before, it answers `wait` and takes nothing in
+        if self.coordinator._run is not None and not self.is_late(request.worker, request.seq):
             self.heard[request.worker] = self.world.loop.time()
         reply = await self.coordinator.exchange(request)
         self.world.check_reply(request, reply)
@@ -869,6 +874,9 @@ class World:
         twice = orders.accepted & process.accepted
         self.require(not twice, f"rows {sorted(twice)} are received twice")
         process.accepted |= orders.accepted
+        if process.is_late(speaker, report.seq):
+            self.require(not orders.grants, f"a late request of {speaker} gets rows")
+            return
         before = process.granted.get(speaker, set())
         process.granted[speaker] = {grant.ordinal for grant in orders.grants}
         is_repeated = process.listed.get(speaker.slot, ())[:2] == (speaker.incarnation, report.seq)
