@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from regen.engines import served_totals
+from regen.engines import openai, served_totals
 from regen.engines.openai import OpenaiEngine
 from regen.errors import SpeculationFailed
 from regen.records import (
@@ -34,7 +34,7 @@ from regen.run.speculation.warmup import warm_up
 from regen.spec import EndpointSpec, FakeEngineSpec, FakeFault, OpenaiEngineSpec, SpeculationSpec, parse_spec
 from regen.speculative.gate import GateVerdict, judge
 from tests.served.answers import Answers
-from tests.served.faults import Fault, Kind
+from tests.served.faults import Fault, Kind, Script
 from tests.served.sglang_server import SglangServer
 from tests.served.stand import standing
 from tests.served.vllm_server import VllmServer
@@ -69,6 +69,7 @@ class Case:
     engine: OpenaiEngine
     server: Server
     control: SpeculationControl
+    said: list[str]
     asked: int = 0
 
     async def answer(self, many: int, tokens: int = ANSWER_TOKENS) -> None:
@@ -115,10 +116,11 @@ async def case(
     with standing(server) as stand:
         place = EndpointSpec(url=stand.url, model="target")
         spec = OpenaiEngineSpec(endpoints=[place], slots=SLOTS, max_model_len=4096)
-        engine = OpenaiEngine(spec, place, "target", SAMPLING, SPECULATION)
+        said: list[str] = []
+        engine = OpenaiEngine(spec, place, "target", SAMPLING, SPECULATION, say=said.append)
         try:
             await engine.start()
-            yield Case(engine, server, SpeculationControl(setup(), []))
+            yield Case(engine, server, SpeculationControl(setup(), []), said)
         finally:
             await engine.close()
 
@@ -271,5 +273,21 @@ def test_a_warm_up_whose_totals_cannot_be_read_is_no_verdict() -> None:
             made.server.script.add(Fault(Kind.STATUS, path="/metrics", status=503, times=None))
             report = await shown(made, 0.0)
             assert judge(report, SPECULATION).verdict is GateVerdict.UNDECIDED
+
+    asyncio.run(asyncio.wait_for(story(), 30))
+
+
+def test_totals_that_are_needed_and_refused_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else drafts of the time before would be taken for those of this run, or the gate would find none."""
+    monkeypatch.setattr(openai, "START_RETRY_SECONDS", 0.01)
+
+    async def story() -> None:
+        refused = Fault(Kind.STATUS, path="/metrics", status=503, times=8)
+        async with case(vllm_by_totals, answer_tokens=250, script=Script(refused)) as made:
+            assert refused.struck == 8
+            assert any("/metrics is refused" in line for line in made.said)
+            assert judge(await shown(made, 0.0), SPECULATION).verdict is GateVerdict.HEALTHY
+        async with case(vllm_by_answer, script=Script(Fault(Kind.STATUS, path="/metrics", times=None))) as made:
+            assert not any("/metrics is refused" in line for line in made.said), "where answers have counters"
 
     asyncio.run(asyncio.wait_for(story(), 30))
