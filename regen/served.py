@@ -46,6 +46,8 @@ class ServerFacts:
     """What the server is. `speculation` is None where it discloses nothing of it; lengths in tokens.
 
     `is_deterministic`: an SGLang server with --enable-deterministic-inference, in which alone seeds have an effect.
+    `longest_tokens` is what prompt and cap may have together: SGLang takes less than its context. `answers_as` is the
+    name in its answers, where that is not the one that it was asked by.
     """
 
     url: str
@@ -56,6 +58,8 @@ class ServerFacts:
     context_tokens: int | None = None
     speculation: Speculation | None = None
     is_deterministic: bool | None = None
+    longest_tokens: int | None = None
+    answers_as: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ from regen.run.progress.duty import ProgressDuty
 from regen.run.progress.run_facts import deadline_seconds, gpus_of, run_facts
 from regen.run.progress.tally import RunningTally, restarted, sequences
 from regen.run.publisher import Publisher, ordinals
-from regen.run.schedule import Exhausted, Grant, Report
+from regen.run.schedule import Exhausted, Orders, Report
 from regen.run.setup import Assignment, RunSetup
 from regen.run.speculation.control import SpeculationControl
 from regen.store.control import Claim, Record, Released, ReleaseReason, RowAttempts
@@ -151,7 +151,7 @@ class Coordinator:
             if (why := self._take_in(run, request.worker, table, orders.accepted)) is not None:
                 return ExchangeReply(Command.DISMISS, why=why)
         command = self._command(run, request.worker)
-        leases = await self._leases(run, request.worker, orders.grants, command)
+        leases = await self._leases(run, request.worker, orders, command)
         warmup = await self._warmup_rows(run) if request.wants_warmup else None
         return ExchangeReply(command, (*orders.settled, *outdated), orders.resend, leases, warmup)
 
@@ -489,12 +489,15 @@ class Coordinator:
         run.publisher.end_retry(ordinal, round_, status, reason or "")
         return True
 
-    async def _leases(
-        self, run: OpenRun, worker: WorkerId, grants: Sequence[Grant], command: Command
-    ) -> tuple[Lease, ...]:
-        """The granted rows, read from the plan. With the store away they go back, and the worker asks again."""
+    async def _leases(self, run: OpenRun, worker: WorkerId, orders: Orders, command: Command) -> tuple[Lease, ...]:
+        """The granted rows, read from the plan. With the store away they go back, and the worker asks again.
+
+        So they do when it is to leave. The answer to a repeated request may come after the first one, which had them:
+        then the worker's next list says whether it has.
+        """
+        grants = orders.grants
         if command in (Command.REPLACE, Command.RELEASE):
-            run.schedule.take_back(worker, [grant.ordinal for grant in grants])
+            self._take_back(run, worker, orders)
             return ()
         if not grants:
             return ()
@@ -502,7 +505,7 @@ class Coordinator:
         try:
             planned = await self._planned(run, [grant.ordinal for grant in grants])
         except StoreUnavailable:
-            run.schedule.take_back(worker, [grant.ordinal for grant in grants])
+            self._take_back(run, worker, orders)
             return ()
         leases = tuple(
             Lease(row, run.reopened.round_of(row.ordinal), grant.attempt, run.reopened.sampling_of(row.ordinal))
@@ -510,6 +513,11 @@ class Coordinator:
         )
         run.progress.leased(worker.slot, leases)
         return leases
+
+    @staticmethod
+    def _take_back(run: OpenRun, worker: WorkerId, orders: Orders) -> None:
+        if not orders.is_repeat:
+            run.schedule.take_back(worker, [grant.ordinal for grant in orders.grants])
 
     async def _warmup_rows(self, run: OpenRun) -> tuple[PlannedRow, ...] | None:
         """Rows of the plan to warm up with, spread over it: fewer where little is left to do."""

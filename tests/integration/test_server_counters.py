@@ -141,7 +141,7 @@ def setup() -> RunSetup:
 @pytest.fixture
 def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of tokens lie between two readings all the same."""
-    monkeypatch.setattr(served_totals, "POLL_SECONDS", 0.2)
+    monkeypatch.setattr(served_totals, "POLL_SECONDS", 0.15)
 
 
 # --- the guard -----------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def test_long_answers_of_a_server_that_speculates_are_healthy_and_counters_that_
     kind: Callable[..., Server], quick_polls: None
 ) -> None:
     async def story() -> None:
-        async with case(kind, tokens_per_second=4000) as made:
+        async with case(kind, tokens_per_second=6000) as made:
             made.engine.shown_so_far()
             await made.answer(SLOTS)
             await made.answer(SLOTS)

@@ -108,7 +108,7 @@ class VllmServer(VllmStandIn):
     # --- the request ---
 
     def _wanted(self, body: Body) -> Wanted:
-        if body.get("model", self.served_name) != self.served_name:
+        if body.get("model", self.served_name) not in (self.served_name, *self.aliases):
             raise Refused(404, f"The model `{body['model']}` does not exist.")
         if (body.get("min_p") or body.get("logit_bias")) and self.answers.speculation:
             raise Refused(400, REFUSAL)
