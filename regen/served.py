@@ -68,13 +68,14 @@ class Counters:
 
     `by_rank`: raw speculation counters per engine (data-parallel rank); empty where there are none. `averages`: accept
     lengths that the server computed since its start, per rank, None before the first verification. `is_reported`:
-    whether it gives any statistics at all, so that absent ones mean something.
+    whether it gives any statistics at all, so that absent ones mean something. `is_refused`: not this time.
     """
 
     is_reported: bool
     by_rank: Mapping[str, Acceptance] = field(default_factory=dict)
     output_tokens: int | None = None
     averages: Mapping[str, float | None] = field(default_factory=dict)
+    is_refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

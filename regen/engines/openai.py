@@ -129,7 +129,9 @@ class OpenaiEngine:
         while True:
             try:
                 answer, began_at, first_at = await self._answer(request, on_tokens)
-                return self._completion(request, answer, (asked_at, began_at, first_at, time.monotonic()))
+                made = self._completion(request, answer, (asked_at, began_at, first_at, time.monotonic()))
+                await self._count_warmup()
+                return made
             except RequestFailed as error:
                 failure = error.failure
             tries += await self._cost(failure, tries)
@@ -207,7 +209,8 @@ class OpenaiEngine:
             raise SpecError(f"{connection.url} would not sample as the spec asks: {dropped}")
         gives_ids = await self._try_one(connection)
         self._say_losses(connection, gives_ids, shows_tokenizer or not known)
-        await self._totals.begin(connection, served)
+        counts_answers = self._totals.own.acceptance is not None
+        await self._totals.begin(connection, served, is_needed=self._speculation is not None and not counts_answers)
         self._seen_whole()
         self._totals.watch(connection, served)
         facts, how = served.facts, "server" if gives_ids else "server, ids from its text"
@@ -252,7 +255,7 @@ class OpenaiEngine:
                 " is lost: use a vLLM server (return_token_ids) or an SGLang server, or set engine.ids: retokenised"
             )
         if answer.acceptance is not None:
-            self._totals.own.add(Acceptance())
+            self._totals.own.add(Acceptance(), 0)
         return answer.token_ids is not None
 
     async def _small_answer(self) -> StreamedAnswer:
@@ -344,7 +347,7 @@ class OpenaiEngine:
                 "cut_by_the_server",
                 f"after {len(token_ids)} tokens, and {request.cap} were allowed: it has its own cap",
             )
-        self._totals.own.add(answer.acceptance)
+        self._totals.own.add(answer.acceptance, len(token_ids))
         if self._shown is not None and len(self._shown) < _MOST_SHOWN:
             self._shown.append(_asked(request, answer, len(token_ids)))
         return Completion(
@@ -356,6 +359,17 @@ class OpenaiEngine:
             first_token_seconds=first_at - sent_at,
             decode_seconds=ended_at - first_at,
         )
+
+    async def _count_warmup(self) -> None:
+        """Before its end an answer of the warm-up is in the counters, which are judged within seconds."""
+        is_by_totals = self._totals.own.acceptance is None and self._totals.has_counters
+        if self._shown is None or self._served is None or not is_by_totals:
+            return
+        connection, _ = self._ready()
+        try:
+            await self._totals.refresh(connection, self._served)
+        except ServerUnavailable:
+            return  # tokens that no reading covers are held against nobody
 
     def _require_vocabulary(self, token_ids: tuple[int, ...]) -> None:
         """An id that the target has not would be left out of a text without a word, or refuse its row for good."""

@@ -176,7 +176,9 @@ class SpeculationControl:
         if stats.state in WORKING_STATES and before.state in WORKING_STATES and self._calibration is not None:
             self._calibration.add(window_between(worker.slot, before, stats))
         if stats.state is ReplicaState.RUNNING and self._guard is not None and not engine.is_replaced:
-            self._guard.counters(worker.slot, now, stats.counters.output_tokens, stats.counters.acceptance)
+            counters = stats.counters
+            tokens = counters.output_tokens if counters.counted_tokens is None else counters.counted_tokens
+            self._guard.counters(worker.slot, now, tokens, counters.acceptance)
 
     def generation(self, slot: int, source: str, prompt_tokens: int, acceptance: Acceptance | None) -> None:
         """One finished generation of a replica."""
