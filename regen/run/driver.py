@@ -242,7 +242,7 @@ class Driver:
             _raise_if_failed(status)
             if status.phase in ENDED_PHASES:
                 return status
-            restarts.see(status)
+            restarts.see(status, any(slot.is_placed for slot in self._slots.values()))
             self._obey_hours(started_at)
             await self._pass_on_drain(coordinator, status)
             await self._replace_hung(status)
@@ -465,17 +465,24 @@ class Driver:
 
 
 class _RestartCount:
-    """Restarts of the coordinator since it last published a row, whatever phase it died in."""
+    """Restarts of the coordinator since it last published a row, whatever phase it died in.
+
+    Of a coordinator that had opened the run and had no engine nothing was to be published: its death does not count.
+    """
 
     def __init__(self) -> None:
         self._incarnation = ""
         self._done = -1
         self._left = 0
         self._restarts = 0
+        self._is_open = self._had_engine = False
 
-    def see(self, status: CoordinatorStatus) -> None:
+    def see(self, status: CoordinatorStatus, has_engine: bool = False) -> None:
         if self._incarnation and status.incarnation != self._incarnation:
-            self._restarts += 1
+            self._restarts += self._had_engine or not self._is_open
+            self._is_open = self._had_engine = False
+        self._had_engine = self._had_engine or has_engine
+        self._is_open = self._is_open or status.phase is not Phase.REPLAYING
         if status.phase is not Phase.REPLAYING:
             if status.totals.done > self._done or status.left < self._left:  # a row made again is no further one
                 self._restarts = 0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import pytest
 
 from regen.errors import EngineDied, EngineStartFailed
 from regen.records import CoordinatorStatus, Phase, Places, ReplicaState, SlotState, WorkerId
-from regen.run.driver import Driver
+from regen.run.coordinator import Coordinator
+from regen.run.driver import COORDINATOR_RESTARTS, Driver
 from regen.run.fleet.roster import IDLE_SECONDS
 from regen.run.local import LocalCoordinator
 from regen.run.open_run import ADOPTION_SECONDS
@@ -129,6 +132,21 @@ def test_a_fleet_without_any_node_waits_for_one(tmp_path: Path) -> None:
     assert session.run(act).phase is Phase.FINISHED
     assert session.check_rows(8).keys() == {0}
     assert session.now.tally.slots[0].engine_seconds < 60, "what waits for a node holds nothing"
+
+
+def test_a_fleet_that_waits_for_its_first_node_outlives_any_number_of_coordinators(tmp_path: Path) -> None:
+    session = Session(prepared(tmp_path, 8), ScarceCluster(room=0))
+
+    async def act(session: Session) -> None:
+        for _ in range(COORDINATOR_RESTARTS + 2):
+            await asyncio.sleep(30)
+            assert session.cluster.coordinator is not None
+            await session.cluster.coordinator.restart()
+        await asyncio.sleep(30)
+        session.cluster.give(1)
+
+    assert session.run(act).phase is Phase.FINISHED
+    session.check_rows(8)
 
 
 def test_a_node_that_goes_costs_no_attempt_and_its_slot_goes_on_when_another_comes(tmp_path: Path) -> None:
@@ -355,3 +373,13 @@ def test_an_engine_that_was_told_to_leave_for_good_does_so_also_over_a_restart(
     assert session.run(act).phase is Phase.FINISHED
     session.check_rows(30)
     assert session.cluster.workers.keys() == {WorkerId(0, 0), WorkerId(1, 0)}, "nobody came for rows that are not there"
+
+
+def test_the_hours_of_a_session_go_on_over_a_restart_of_the_coordinator(tmp_path: Path) -> None:
+    setup = prepared(tmp_path, 8).worker_setup.run
+    limits = setup.spec.limits.model_copy(update={"hours": 2.0})
+    began = (datetime.now(UTC) - timedelta(hours=1.5)).isoformat()
+    restarted = replace(setup, spec=setup.spec.model_copy(update={"limits": limits}), started_at=began)
+    coordinator = Coordinator(restarted)
+    assert coordinator._within_hours(1e6, time.monotonic()) == pytest.approx(1800, abs=30)
+    assert coordinator._within_hours(100.0, time.monotonic()) == 100.0
