@@ -123,6 +123,36 @@ def test_a_fleet_that_changes_is_compared_on_what_there_is_and_a_node_that_goes_
     assert measured == [(0, "configured"), (0, "off")], "forth and back on the one that stayed, as far as it takes"
 
 
+@pytest.mark.parametrize(
+    ("replicas", "room"), [({"min": 1, "max": 3}, 2), ({"min": 2, "max": 3}, 1)], ids=["node lost", "too little room"]
+)
+def test_who_waits_for_room_does_not_take_that_of_an_engine_that_is_replaced(
+    tmp_path: Path, replicas: object, room: int
+) -> None:
+    begun, cluster = prepared(tmp_path, 8, 1200, replicas, arms=2), ScarceCluster(room)
+
+    async def until_decided() -> float:
+        running = asyncio.ensure_future(drive(cluster, begun))
+        async with asyncio.timeout(600):
+            while room > 1 and not any(worker.stats().arm == "off" for worker in cluster.placed.values()):
+                await asyncio.sleep(0.2)
+            if room > 1:
+                await asyncio.sleep(20)
+                await cluster.lose(1)
+            while cluster.coordinator is None or (await cluster.coordinator.status()).speculation.phase != "decided":
+                await asyncio.sleep(1)
+        ended_at = asyncio.get_running_loop().time()
+        await asyncio.sleep(CHECKPOINT["interval_seconds"] + 1)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        return ended_at
+
+    assert virtual_time.run(until_decided()) < 400
+    decided = choice(begun)
+    assert decided is not None
+    assert (decided.arm, decided.verdict) == ("configured", Verdict.MEASURED)
+
+
 @pytest.mark.parametrize("replicas", [1, {"min": 1, "max": 3}])
 def test_nodes_that_go_while_an_engine_starts_switch_nothing_off(tmp_path: Path, replicas: object) -> None:
     begun, cluster = prepared(tmp_path, 8, 40, replicas, arms=2), ScarceCluster(room=1)
