@@ -106,7 +106,7 @@ class Coordinator:
         self._storage: Storage | None = None
         self._run: OpenRun | None = None
         self._work: asyncio.Task[None] | None = None
-        self._opened_at = time.monotonic()
+        self._opened_at, self._opened_at_utc = time.monotonic(), datetime.now(UTC)
         self._duty = FleetDuty(setup.spec.engine)
         self._fleet = self._duty.fleet
         self._exhausted: list[tuple[Exhausted, WorkerId]] = []
@@ -177,9 +177,11 @@ class Coordinator:
         self._ensure_working()
         self._begin_drain(time.monotonic() + seconds)
 
-    async def worker_gone(self, worker: WorkerId, death: Death | None = None, is_released: bool = False) -> Toll:
+    async def worker_gone(
+        self, worker: WorkerId, death: Death | None = None, is_released: bool = False, is_to_blame: bool = True
+    ) -> Toll:
         """The driver saw this incarnation end; `death`: in a way that its rows may have brought about; `is_released`:
-        it has left, since nobody wanted it.
+        it has left, since nobody wanted it; `is_to_blame`: it has failed, and nobody took its node or server away.
 
         A coordinator that is still replaying knows of no rows: then the death is only one more.
         """
@@ -191,7 +193,7 @@ class Coordinator:
         run.tally.gone(worker, is_stall)
         farewell = run.schedule.worker_gone(worker, death if self._drain_until is None else None)
         self._exhausted.extend((exhausted, worker) for exhausted in farewell.exhausted)
-        run.speculation.worker_gone(worker)
+        run.speculation.worker_gone(worker, is_to_blame)
         run.garbage.gone(worker)
         run.progress.gone(worker.slot)
         return farewell.toll
@@ -403,7 +405,12 @@ class Coordinator:
         hours = self._spec.limits.hours
         if hours is None or seconds_left is None:
             return seconds_left
-        return min(seconds_left, max(0.0, hours * 3600 - (now - self._opened_at)))
+        return min(seconds_left, max(0.0, self._hours_end_at(hours) - now))
+
+    def _hours_end_at(self, hours: float) -> float:
+        """They began with the session, and not with this coordinator."""
+        before = self._opened_at_utc - datetime.fromisoformat(self._setup.started_at)
+        return self._opened_at + hours * 3600 - before.total_seconds()
 
     def _row_seconds(self, run: OpenRun, now: float) -> float:
         """How long a row takes: rows at work, over rows that end in a second."""

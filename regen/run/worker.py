@@ -291,7 +291,8 @@ class Worker:
         self._send_again(reply.resend)
         for lease in reply.leases:
             self._begin(lease)
-        self._leaving = _LEAVING.get(reply.command, self._leaving)
+        if self._leaving is not Left.RELEASED:  # a coordinator that was restarted takes it for a replacement
+            self._leaving = _LEAVING.get(reply.command, self._leaving)
         if reply.command is Command.DISMISS:
             self._error = EngineGarbage(reply.why)
         if self._is_ready() and reply.command in _STATES:

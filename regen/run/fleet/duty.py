@@ -94,15 +94,18 @@ class FleetDuty:
             self._roster.gone(worker.slot, now)
 
     def told(self, places: Places, now: float) -> None:
-        """What the driver knows of slots. It may be old by the time of an exchange, which says that one is there."""
-        self.places = places
+        """What the driver knows of slots. It may be old by the time of an exchange, which says that one is there.
+
+        Slots that are lost when it is told first were lost before this coordinator: nobody knows how.
+        """
+        is_first, self.places = self.places is None, places
         for slot in places.placed:
             self._roster.placed(slot, now)
         for slot in places.pending:
             self._roster.pending(slot, now)
         newly_lost = places.lost - self._lost
         for slot in newly_lost:
-            self._roster.lost(slot, now)
+            self._roster.lost(slot, now, may_have_been_up=is_first)
             self.fleet.lost(slot)
         self._lost |= newly_lost
         self._newly_lost |= newly_lost
