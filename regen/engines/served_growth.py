@@ -28,8 +28,8 @@ class Growth:
         for rank, total in by_rank.items():
             self.acceptance += _since(self.last.get(rank, Acceptance()), total)
             self.last[rank] = total
-        self.prefix_hit_tokens += _more(self.gauges.prefix_hit_tokens, now.prefix_hit_tokens)
-        self.preemptions += _more(self.gauges.preemptions, now.preemptions)
+        self.prefix_hit_tokens += more(self.gauges.prefix_hit_tokens, now.prefix_hit_tokens)
+        self.preemptions += more(self.gauges.preemptions, now.preemptions)
         self.gauges = now
 
 
@@ -48,7 +48,8 @@ def _since(before: Acceptance, now: Acceptance) -> Acceptance:
     )
 
 
-def _more(before: int, now: int) -> int:
+def more(before: int, now: int) -> int:
+    """Of one count: all of it where it is lower than it was."""
     return now - before if now >= before else now
 
 

@@ -15,7 +15,7 @@ from regen.engines.http import Connection
 from regen.engines.served import ServedModel
 from regen.engines.served_failures import may_pass
 from regen.engines.served_gauges import Gauges, gauges
-from regen.engines.served_growth import Growth
+from regen.engines.served_growth import Growth, more
 from regen.errors import ServerUnavailable
 from regen.records import Acceptance, EngineCounters
 from regen.served import Counters
@@ -49,6 +49,8 @@ class ServerTotals:
         self.has_counters = False
         self._growth: Growth | None = None
         self._tokens_then = 0
+        self._generated: int | None = None
+        self._generated_last = 0
         self._reading = asyncio.Lock()
         self._begun = self._told = 0
         self._polling: asyncio.Task[None] | None = None
@@ -62,9 +64,10 @@ class ServerTotals:
 
     @property
     def counted_tokens(self) -> int:
-        """So many of our tokens are such that their drafts are in `acceptance`, if they are anywhere.
+        """So many tokens are such that their drafts are in `acceptance`, if they are anywhere.
 
-        Those of whole answers, or, with the server's totals alone, those that were there when it was asked for them.
+        Those of whole answers, or, with its totals alone, what the server says in the same reading that it has made for
+        anybody, else what we had when it was asked. Ours may reach us well after it has counted their drafts.
         """
         is_by_totals = self.own.acceptance is None and self._growth is not None and self._growth.last
         return self._tokens_then if is_by_totals else self.own.answers_tokens
@@ -90,7 +93,8 @@ class ServerTotals:
             self._begun = number = self._begun + 1
             tokens = self.own.output_tokens
             self._take(*await _read(connection, served))
-            self._tokens_then, self._told = tokens, number
+            self._tokens_then = tokens if self._generated is None else self._generated
+            self._told = number
 
     def watch(self, connection: Connection, served: ServedModel) -> None:
         """Ask again and again, until `close`."""
@@ -118,6 +122,10 @@ class ServerTotals:
 
     def _take(self, counters: Counters, now: Gauges) -> None:
         self.has_counters = bool(counters.by_rank)
+        if (generated := counters.output_tokens) is not None:
+            known = self._generated is not None
+            self._generated = (self._generated or 0) + (more(self._generated_last, generated) if known else 0)
+            self._generated_last = generated
         if self._growth is None:
             self._growth = Growth(dict(counters.by_rank), now)
         else:
