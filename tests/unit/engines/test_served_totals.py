@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from regen.records import Acceptance
 from regen.served import Counters
 
 
-def counted(readings: list[tuple[int, int, int | None]], monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+def counted(readings: Sequence[tuple[int, int, int | None]], monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     """`counted_tokens` after each reading: (tokens that have reached us, drafts, tokens that the server has made)."""
     totals, told = ServerTotals(), iter(readings)
 
