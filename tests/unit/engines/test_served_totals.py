@@ -19,7 +19,7 @@ def counted(readings: Sequence[tuple[int, int, int | None]], monkeypatch: pytest
     """`counted_tokens` after each reading: (tokens that have reached us, drafts, tokens that the server has made)."""
     totals, told = ServerTotals(), iter(readings)
 
-    async def read(*_: Any) -> tuple[Counters, Gauges]:
+    async def read(*asked: Any) -> tuple[Counters, Gauges]:
         _, drafts, made = next(told)
         return Counters(True, {"0": Acceptance(drafts, 3 * drafts, drafts, (drafts, 0, 0))}, made), Gauges()
 
