@@ -6,12 +6,11 @@ that it knows each engine that may hold rows. What is said of an engine that was
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from regen.records import WORKING_STATES, Places, ReplicaState, ReplicaStats, WorkerId
-from regen.run.fleet.fleet import OVERSUBSCRIPTION, Fleet
+from regen.run.fleet.fleet import Fleet, rows_held_at_most
 from regen.run.fleet.roster import Roster, Work
 from regen.run.schedule import Schedule
 from regen.spec import EngineSpec
@@ -60,7 +59,7 @@ class FleetDuty:
     @property
     def open_slots(self) -> frozenset[int]:
         """Those that have an engine, or are to have one."""
-        return frozenset(self._roster.open_slots)
+        return self._roster.open_slots
 
     @property
     def there(self) -> frozenset[int]:
@@ -147,4 +146,4 @@ class FleetDuty:
 def _free(up: Mapping[int, ReplicaStats], schedule: Schedule) -> int:
     """Rows that they would take."""
     running = ((slot, stats.slots) for slot, stats in up.items() if stats.state is ReplicaState.RUNNING)
-    return sum(max(0, math.ceil(slots * OVERSUBSCRIPTION) - schedule.held_by(slot)) for slot, slots in running)
+    return sum(max(0, rows_held_at_most(slots) - schedule.held_by(slot)) for slot, slots in running)
