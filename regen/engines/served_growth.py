@@ -19,18 +19,29 @@ class Growth:
 
     last: dict[str, Acceptance]
     gauges: Gauges
+    last_output_tokens: int | None = None
     acceptance: Acceptance = field(default_factory=Acceptance)
     prefix_hit_tokens: int = 0
     preemptions: int = 0
+    _output_tokens: int = 0
 
-    def reading(self, by_rank: Mapping[str, Acceptance], now: Gauges) -> None:
-        """The totals as they are now."""
+    @property
+    def output_tokens(self) -> int | None:
+        """None as long as the server has not told how many it has made."""
+        return None if self.last_output_tokens is None else self._output_tokens
+
+    def reading(self, by_rank: Mapping[str, Acceptance], now: Gauges, output_tokens: int | None = None) -> None:
+        """The totals as they are now. `output_tokens`: None where the server does not tell."""
         for rank, total in by_rank.items():
             self.acceptance += _since(self.last.get(rank, Acceptance()), total)
             self.last[rank] = total
-        self.prefix_hit_tokens += more(self.gauges.prefix_hit_tokens, now.prefix_hit_tokens)
-        self.preemptions += more(self.gauges.preemptions, now.preemptions)
+        self.prefix_hit_tokens += _more(self.gauges.prefix_hit_tokens, now.prefix_hit_tokens)
+        self.preemptions += _more(self.gauges.preemptions, now.preemptions)
         self.gauges = now
+        if output_tokens is not None:
+            before = output_tokens if self.last_output_tokens is None else self.last_output_tokens
+            self._output_tokens += _more(before, output_tokens)
+            self.last_output_tokens = output_tokens
 
 
 def _since(before: Acceptance, now: Acceptance) -> Acceptance:
@@ -48,8 +59,7 @@ def _since(before: Acceptance, now: Acceptance) -> Acceptance:
     )
 
 
-def more(before: int, now: int) -> int:
-    """Of one count: all of it where it is lower than it was."""
+def _more(before: int, now: int) -> int:
     return now - before if now >= before else now
 
 

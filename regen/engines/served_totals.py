@@ -15,7 +15,7 @@ from regen.engines.http import Connection
 from regen.engines.served import ServedModel
 from regen.engines.served_failures import may_pass
 from regen.engines.served_gauges import Gauges, gauges
-from regen.engines.served_growth import Growth, more
+from regen.engines.served_growth import Growth
 from regen.errors import ServerUnavailable
 from regen.records import Acceptance, EngineCounters
 from regen.served import Counters
@@ -49,8 +49,6 @@ class ServerTotals:
         self.has_counters = False
         self._growth: Growth | None = None
         self._tokens_then = 0
-        self._generated: int | None = None
-        self._generated_last = 0
         self._reading = asyncio.Lock()
         self._begun = self._told = 0
         self._polling: asyncio.Task[None] | None = None
@@ -93,7 +91,8 @@ class ServerTotals:
             self._begun = number = self._begun + 1
             tokens = self.own.output_tokens
             self._take(*await _read(connection, served))
-            self._tokens_then = tokens if self._generated is None else self._generated
+            made = self._growth.output_tokens if self._growth is not None else None
+            self._tokens_then = tokens if made is None else made
             self._told = number
 
     def watch(self, connection: Connection, served: ServedModel) -> None:
@@ -122,14 +121,10 @@ class ServerTotals:
 
     def _take(self, counters: Counters, now: Gauges) -> None:
         self.has_counters = bool(counters.by_rank)
-        if (generated := counters.output_tokens) is not None:
-            known = self._generated is not None
-            self._generated = (self._generated or 0) + (more(self._generated_last, generated) if known else 0)
-            self._generated_last = generated
         if self._growth is None:
-            self._growth = Growth(dict(counters.by_rank), now)
+            self._growth = Growth(dict(counters.by_rank), now, counters.output_tokens)
         else:
-            self._growth.reading(counters.by_rank, now)
+            self._growth.reading(counters.by_rank, now, counters.output_tokens)
 
     async def _poll(self, connection: Connection, served: ServedModel) -> None:
         while True:
