@@ -17,13 +17,10 @@ from regen.engines import openai, served_totals
 from regen.engines.openai import OpenaiEngine
 from regen.errors import SpeculationFailed
 from regen.records import (
-    Conversation,
     GenerationRequest,
-    Message,
     PlannedRow,
     ReplicaState,
     ReplicaStats,
-    Role,
     Sampling,
     WarmupReport,
     WorkerId,
@@ -33,6 +30,7 @@ from regen.run.speculation.control import SpeculationControl
 from regen.run.speculation.warmup import warm_up
 from regen.spec import EndpointSpec, FakeEngineSpec, FakeFault, OpenaiEngineSpec, SpeculationSpec, parse_spec
 from regen.speculative.gate import GateVerdict, judge
+from tests.output_rows import planned_row
 from tests.served.answers import Answers
 from tests.served.faults import Fault, Kind, Script
 from tests.served.sglang_server import SglangServer
@@ -222,18 +220,7 @@ def test_a_server_that_was_started_anew_stays_healthy(quick_polls: None) -> None
 
 # --- the gate ------------------------------------------------------------------------------------
 
-ROWS = [
-    PlannedRow(
-        number,
-        f"{number:032x}",
-        "rows",
-        f"rows.jsonl:{number}",
-        None,
-        Conversation((Message(Role.USER, f"say {number}"), Message(Role.ASSISTANT, None))),
-        prompt_tokens=3,
-    )
-    for number in range(20)
-]
+ROWS = [planned_row(number) for number in range(20)]
 
 
 async def shown(made: Case, temperature: float) -> WarmupReport:
