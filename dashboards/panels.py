@@ -192,7 +192,7 @@ RUN_ROW = Row(
             (
                 Query("sum by (instance) (regen_replica_up{%replica%})", "up"),
                 Query("regen_replicas_wanted{%run%}", "wanted"),
-                Query("regen_replicas_pending{%run%} > 0", "pending"),
+                Query("regen_replicas_pending{%run%}", "pending"),
             ),
             kind="stat",
             steps=((None, RED), (1.0, GREEN)),

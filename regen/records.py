@@ -265,7 +265,11 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineCounters:
-    """Totals since the engine started, and its state now. `acceptance` is None when speculation is off or absent."""
+    """Totals since the engine started, and its state now. `acceptance` is None when speculation is off or absent.
+
+    `counted_tokens`: so many of the output tokens are those whose drafts are in `acceptance`: a server counts drafts
+    later than it gives their tokens. None: all of them.
+    """
 
     output_tokens: int = 0
     prompt_tokens: int = 0
@@ -275,6 +279,7 @@ class EngineCounters:
     waiting: int = 0
     kv_usage: float = 0.0
     acceptance: Acceptance | None = None
+    counted_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

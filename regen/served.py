@@ -46,6 +46,8 @@ class ServerFacts:
     """What the server is. `speculation` is None where it discloses nothing of it; lengths in tokens.
 
     `is_deterministic`: an SGLang server with --enable-deterministic-inference, in which alone seeds have an effect.
+    `longest_tokens` is what prompt and cap may have together: SGLang takes less than its context. `answers_as` is the
+    name in its answers, where that is not the one that it was asked by.
     """
 
     url: str
@@ -56,6 +58,8 @@ class ServerFacts:
     context_tokens: int | None = None
     speculation: Speculation | None = None
     is_deterministic: bool | None = None
+    longest_tokens: int | None = None
+    answers_as: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +68,14 @@ class Counters:
 
     `by_rank`: raw speculation counters per engine (data-parallel rank); empty where there are none. `averages`: accept
     lengths that the server computed since its start, per rank, None before the first verification. `is_reported`:
-    whether it gives any statistics at all, so that absent ones mean something.
+    whether it gives any statistics at all, so that absent ones mean something. `is_refused`: not this time.
     """
 
     is_reported: bool
     by_rank: Mapping[str, Acceptance] = field(default_factory=dict)
     output_tokens: int | None = None
     averages: Mapping[str, float | None] = field(default_factory=dict)
+    is_refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -311,10 +311,14 @@ class _EngineCommon(_Strict):
         endpoint = self.endpoint_of(slot)
         return self.slots if endpoint is None or endpoint.slots is None else endpoint.slots
 
+    def slots_with(self, engines: int) -> int:
+        """Sequences of the whole fleet with so many engines of our own."""
+        return sum(map(self.slots_of, range(len(self.endpoints) + engines)))
+
     @property
     def most_slots(self) -> int:
         """Sequences of the whole fleet, at its largest."""
-        return sum(map(self.slots_of, range(self.most_replicas)))
+        return self.slots_with(self.own.max)
 
 
 class VllmEngineSpec(_EngineCommon):

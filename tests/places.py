@@ -65,8 +65,10 @@ class ScarceCluster(LocalCluster):
 
     def _serve(self) -> None:
         while self.free and self._waiting:
-            self.free -= 1
-            self._waiting.pop(0).set_result(None)
+            turn = self._waiting.pop(0)
+            if not turn.done():  # one that was called off is about to say so
+                self.free -= 1
+                turn.set_result(None)
 
 
 class ScarceWorker(LocalWorker):

@@ -230,10 +230,16 @@ class Process:
             self.gone.add(worker)
             self.world.check_accounts(self)
 
+    def newest_of(self, slot: int) -> tuple[int, int]:
+        """Incarnation and `seq` of the newest request of this slot that was taken in."""
+        return self.listed.get(slot, (-1, -1, set()))[:2]
+
     async def answer(self, request: ExchangeRequest) -> ExchangeReply:
         await self.thawed()
         self.world.note_zombie(self, request.worker)
-        if self.coordinator._run is not None:  # before, it answers `wait` and takes nothing in
+        # A repeated request, too, says nothing of now: what the silent slot held may be with others.
+        is_news = (request.worker.incarnation, request.seq) > self.newest_of(request.worker.slot)
+        if self.coordinator._run is not None and is_news:  # before, it answers `wait` and takes nothing in
             self.heard[request.worker] = self.world.loop.time()
         reply = await self.coordinator.exchange(request)
         self.world.check_reply(request, reply)
@@ -869,6 +875,9 @@ class World:
         twice = orders.accepted & process.accepted
         self.require(not twice, f"rows {sorted(twice)} are received twice")
         process.accepted |= orders.accepted
+        if (speaker.incarnation, report.seq) < process.newest_of(speaker.slot):
+            self.require(not orders.grants, f"a late request of {speaker} gets rows")
+            return
         before = process.granted.get(speaker, set())
         process.granted[speaker] = {grant.ordinal for grant in orders.grants}
         is_repeated = process.listed.get(speaker.slot, ())[:2] == (speaker.incarnation, report.seq)

@@ -78,6 +78,7 @@ class SglangStandIn:
             {
                 "model_path": self.model,
                 "context_length": self.context_length,
+                "max_req_input_len": self.context_length - 6,
                 "api_key": self.api_key,
                 "speculative_algorithm": self.algorithm,
                 "speculative_draft_model_path": self.draft,

@@ -1,7 +1,7 @@
 """A server that answers as vLLM 0.32 does: /version, /v1/models, /metrics, chat completions, refusals, /server_info.
 
 The real one is asked in tests/integration/test_doctor_real_server.py; this one has the ranks, the faults and the
-company that a real one on a CPU has not.
+company that a real one on a CPU has not. Asked by one of its `aliases`, it answers by its first name, as that does.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class VllmStandIn:
     config: dict[str, Any] | None = None
     discloses: bool = False
     served_name: str = "target"
+    aliases: Sequence[str] = ()
     max_model_len: int = 4096
     routes: list[str] = field(default_factory=list)
     _drafts: dict[int, int] = field(default_factory=dict)
@@ -63,7 +64,9 @@ class VllmStandIn:
     async def _models(self, request: web.Request) -> web.Response:
         name, root = self.served_name, "/models/target"
         card = {"id": name, "owned_by": "vllm", "root": root, "parent": None, "max_model_len": self.max_model_len}
-        return web.json_response({"object": "list", "data": [{**card, "id": "adapter", "parent": name}, card]})
+        aliases = [{**card, "id": alias} for alias in self.aliases]
+        data = [{**card, "id": "adapter", "parent": name}, card, *aliases]
+        return web.json_response({"object": "list", "data": data})
 
     async def _server_info(self, request: web.Request) -> web.Response:
         return web.json_response({"vllm_config": {"speculative_config": self.config}, "vllm_env": {}})

@@ -84,11 +84,16 @@ def resolve_target(spec: TargetSpec) -> Target:
         template_digest=digest_of(template.source.encode("utf-8", "surrogatepass")).hex(),
         generation_config=generation_config,
         eos_token_ids=_eos_token_ids(generation_config, config, template.eos_token_id),
-        context_tokens=_context_tokens(config),
+        context_tokens=_text_number(config, "max_position_embeddings"),
         architectures=tuple(str(name) for name in config.get("architectures") or ()),
         profile=profile,
         template_source=template.source,
     )
+
+
+def config_vocabulary(folder: Path) -> int:
+    """`vocab_size` of a target's config.json, which may be padded beyond its tokenizer; 0: it says nothing of it."""
+    return _text_number(json.loads((folder / "config.json").read_bytes()), "vocab_size") or 0
 
 
 def identity(target: Target) -> dict[str, str]:
@@ -213,9 +218,10 @@ def _eos_token_ids(
     return tuple(sorted({int(token) for token in [*ids, tokenizer_eos] if isinstance(token, int)}))
 
 
-def _context_tokens(config: Mapping[str, Any]) -> int | None:
+def _text_number(config: Mapping[str, Any], name: str) -> int | None:
+    """Of the model, or of its part for text."""
     for part in (config, config.get("text_config") or {}):
-        found = part.get("max_position_embeddings")
+        found = part.get(name)
         if isinstance(found, int):
             return found
     return None

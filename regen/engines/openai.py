@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from regen.engines.event_lines import EventLines
 from regen.engines.http import Connection, OpenReply, Reply, server_url
-from regen.engines.openai_answers import AnswerStream, StreamedAnswer, answer_stream, scores
+from regen.engines.openai_answers import OTHER_PROMPT, AnswerStream, StreamedAnswer, answer_stream, scores
 from regen.engines.openai_bodies import GENERATE_PATH, generation_body, not_taken, score_body
 from regen.engines.openai_facts import disagreements, draft_of, losses, speculates
 from regen.engines.openai_tokenizer import KnownText, shows_the_targets_tokenizer
@@ -48,6 +48,11 @@ START_RETRY_SECONDS = 2.0
 PROBE_SECONDS = 15.0
 _CONNECTIONS_TO_SPARE = 4
 _MOST_SHOWN = 4096
+_MOST_CHARS_SAID = 80
+# What requests and the reading of their answers go by.
+_MUST_STAY = ("kind", "model", "answers_as", "model_path", "version", "context_tokens", "longest_tokens", "speculation")
+# vLLM's word for an answer that its detector ended.
+_REPETITION = "repetition_detected"
 
 # Text to the ids that give it back exactly, or None.
 Retokenise = Callable[[str], tuple[int, ...] | None]
@@ -67,23 +72,28 @@ class OpenaiEngine:
         say: Callable[[str], None] = lambda line: None,
         approve: Callable[[ServerFacts], None] = lambda facts: None,
         known_texts: Callable[[], Sequence[KnownText]] = lambda: (),
+        vocabulary: Callable[[], int | None] = lambda: None,
     ) -> None:
         """`sampling` is what most rows are sampled with: refused at the start, where the server would drop of it.
 
         `retokenise` is only for `ids: retokenised`. `say` gets the one statement of what is lost with this server.
         `approve` judges what the server tells of itself and raises UserError; `known_texts` are compared with what its
-        tokenizer makes of them. Both are called in a thread.
+        tokenizer makes of them. The target's ids are below `vocabulary`. These are called in a thread.
         """
         self._spec, self._endpoint, self._target = spec, endpoint, target
         self._sampling, self._speculation, self._retokenise = sampling, speculation, retokenise
         self._tell, self._told = say, set[str]()
         self._approve, self._known_texts = approve, known_texts
+        self._vocabulary_of = vocabulary
+        self._vocabulary: int | None = None
         self._slots = endpoint.slots or spec.slots
         self._connection: Connection | None = None
         self._served: ServedModel | None = None
         self._totals = ServerTotals()
         self._is_incremental = False
         self._life = SignsOfLife(spec.outage_seconds)
+        # Of whole answers: tokens of one that contradicts itself in the end are none.
+        self._whole = SignsOfLife(spec.outage_seconds)
         self._draw = random.Random()
         self._shown: list[Asked] | None = None if speculation is None else []
         self._places = asyncio.Semaphore(self._slots)
@@ -119,7 +129,9 @@ class OpenaiEngine:
         while True:
             try:
                 answer, began_at, first_at = await self._answer(request, on_tokens)
-                return self._completion(request, answer, (asked_at, began_at, first_at, time.monotonic()))
+                made = self._completion(request, answer, (asked_at, began_at, first_at, time.monotonic()))
+                await self._count_warmup()
+                return made
             except RequestFailed as error:
                 failure = error.failure
             tries += await self._cost(failure, tries)
@@ -189,6 +201,7 @@ class OpenaiEngine:
         await asyncio.to_thread(self._approve, served.facts)
         self._require_agreement(connection)
         known = await asyncio.to_thread(self._known_texts)
+        self._vocabulary = await asyncio.to_thread(self._vocabulary_of)
         shows_tokenizer = await shows_the_targets_tokenizer(connection, served.facts.model, known)
         self._is_incremental = served.facts.kind is ServerKind.SGLANG and await streams_new_ids_only(connection)
         await self._totals.begin(connection, served)
@@ -196,16 +209,28 @@ class OpenaiEngine:
             raise SpecError(f"{connection.url} would not sample as the spec asks: {dropped}")
         gives_ids = await self._try_one(connection)
         self._say_losses(connection, gives_ids, shows_tokenizer or not known)
-        await self._totals.begin(connection, served)
-        self._life.seen()
+        counts_answers = self._totals.own.acceptance is not None
+        await self._totals.begin(connection, served, is_needed=self._speculation is not None and not counts_answers)
+        self._seen_whole()
         self._totals.watch(connection, served)
         facts, how = served.facts, "server" if gives_ids else "server, ids from its text"
         return EngineInfo(
             engine=f"{facts.kind.value} {facts.version or 'of unknown version'} at {_place(connection.url)} ({how})",
             draft=draft_of(facts, self._speculation),
-            max_model_len=min(self._spec.max_model_len, facts.context_tokens or self._spec.max_model_len),
+            max_model_len=self._longest_tokens(facts),
             slots=self._slots,
         )
+
+    def _longest_tokens(self, facts: ServerFacts) -> int:
+        """What prompt and cap may have together, by the spec and by the server."""
+        wanted = self._spec.max_model_len
+        if facts.longest_tokens is None or facts.longest_tokens >= wanted:
+            return wanted
+        self._say(
+            f"{self._endpoint.url}: prompt and answer may have {facts.longest_tokens} tokens together there, and"
+            f" engine.max_model_len is {wanted}: its answers end that much earlier"
+        )
+        return facts.longest_tokens
 
     def _require_agreement(self, connection: Connection) -> None:
         _, facts = self._ready()
@@ -219,16 +244,18 @@ class OpenaiEngine:
             answer = await self._small_answer()
         except RequestFailed as error:
             detail = connection.shown(error.failure.detail)
-            if error.failure.blame in (Blame.MOMENT, Blame.OVERLOAD):
+            # A server that changes a prompt of one id changes each.
+            is_lasting = error.failure.reason == OTHER_PROMPT
+            if error.failure.blame in (Blame.MOMENT, Blame.OVERLOAD) and not is_lasting:
                 raise ServerUnavailable(f"{connection.url}: {detail}") from None  # its cause has the server's own words
-            raise SpecError(f"{connection.url} refuses a first request: {detail}") from None
+            raise SpecError(f"{connection.url} does not take a first request: {detail}") from None
         if answer.token_ids is None and self._retokenise is None:
             raise SpecError(
                 f"{connection.url} gives the text of an answer and not its ids. A text has many, and which were sampled"
                 " is lost: use a vLLM server (return_token_ids) or an SGLang server, or set engine.ids: retokenised"
             )
         if answer.acceptance is not None:
-            self._totals.own.add(Acceptance())
+            self._totals.own.add(Acceptance(), 0)
         return answer.token_ids is not None
 
     async def _small_answer(self) -> StreamedAnswer:
@@ -274,7 +301,9 @@ class OpenaiEngine:
 
     async def _streamed(self, request: GenerationRequest, progress: _Progress) -> tuple[StreamedAnswer, float, float]:
         connection, facts = self._ready()
-        stream = answer_stream(facts.kind, facts.model, request.prompt_token_ids, self._is_incremental)
+        stream = answer_stream(
+            facts.kind, facts.answers_as or facts.model, request.prompt_token_ids, self._is_incremental
+        )
         body = generation_body(facts.kind, facts.model, request)
         sent_at = time.monotonic()
         try:
@@ -309,25 +338,49 @@ class OpenaiEngine:
         self, request: GenerationRequest, answer: StreamedAnswer, times: tuple[float, float, float, float]
     ) -> Completion:
         asked_at, sent_at, first_at, ended_at = times
-        self._life.seen()
+        self._seen_whole()
         token_ids = answer.token_ids if answer.token_ids is not None else self._ids_of_text(request, answer)
+        self._require_vocabulary(token_ids)
+        stop_reason = _stop_reason(request.sampling, answer)
         if answer.finish_reason is FinishReason.LENGTH and len(token_ids) < request.cap:
             raise RowFailed(
                 "cut_by_the_server",
                 f"after {len(token_ids)} tokens, and {request.cap} were allowed: it has its own cap",
             )
-        self._totals.own.add(answer.acceptance)
+        self._totals.own.add(answer.acceptance, len(token_ids))
         if self._shown is not None and len(self._shown) < _MOST_SHOWN:
             self._shown.append(_asked(request, answer, len(token_ids)))
         return Completion(
             token_ids=token_ids,
             finish_reason=answer.finish_reason,
-            stop_reason=answer.stop_reason,
+            stop_reason=stop_reason,
             acceptance=answer.acceptance,
             queue_seconds=sent_at - asked_at,
             first_token_seconds=first_at - sent_at,
             decode_seconds=ended_at - first_at,
         )
+
+    async def _count_warmup(self) -> None:
+        """Before its end an answer of the warm-up is in the counters, which are judged within seconds."""
+        is_by_totals = self._totals.own.acceptance is None and self._totals.has_counters
+        if self._shown is None or self._served is None or not is_by_totals:
+            return
+        connection, _ = self._ready()
+        try:
+            await self._totals.refresh(connection, self._served)
+        except ServerUnavailable:
+            return  # tokens that no reading covers are held against nobody
+
+    def _require_vocabulary(self, token_ids: tuple[int, ...]) -> None:
+        """An id that the target has not would be left out of a text without a word, or refuse its row for good."""
+        if self._vocabulary is not None and (largest := max(token_ids, default=0)) >= self._vocabulary:
+            raise RequestFailed(
+                Failure(
+                    Blame.MOMENT,
+                    "broken_answer",
+                    f"the id {largest} is outside of the target's vocabulary of {self._vocabulary}",
+                )
+            )
 
     def _ids_of_text(self, request: GenerationRequest, answer: StreamedAnswer) -> tuple[int, ...]:
         """The closing id is not in a text: it is added, and counted as the server counts it or not."""
@@ -378,10 +431,25 @@ class OpenaiEngine:
         try:
             async with asyncio.timeout(PROBE_SECONDS):
                 await self._small_answer()
-        except (TimeoutError, RequestFailed):
+        except TimeoutError:
             return False
-        self._life.seen()
+        except RequestFailed as error:
+            if error.failure.blame is Blame.MOMENT and self._whole.is_gone_at(time.monotonic()):
+                raise self._gone(error.failure) from None
+            return False
+        self._seen_whole()
         return True
+
+    def _seen_whole(self) -> None:
+        self._life.seen()
+        self._whole.seen()
+
+    def _gone(self, failure: Failure) -> ServerUnavailable:
+        connection, _ = self._ready()
+        return ServerUnavailable(
+            f"{connection.url} has answered nothing for engine.outage_seconds ({self._spec.outage_seconds:g} s):"
+            f" {connection.shown(failure.detail)}"
+        )
 
     async def _require_same(self) -> None:
         """After a lost connection: a server that was started anew may serve another model, and not say so in an answer.
@@ -402,7 +470,7 @@ class OpenaiEngine:
             raise _unavailable(error) from error
         except SpecError as error:
             raise ServerUnavailable(f"{connection.url} is not what it was: {error}") from error
-        for name in ("kind", "model", "model_path", "version", "context_tokens", "speculation"):
+        for name in _MUST_STAY:
             if getattr(now, name) != getattr(facts, name):
                 raise ServerUnavailable(
                     f"{connection.url} was started anew with another {name}: {getattr(now, name)}, and it was"
@@ -419,10 +487,7 @@ class OpenaiEngine:
         if failure.blame is Blame.CONFIGURATION:
             raise ServerUnavailable(f"{connection.url} takes no requests any more: {detail}")
         if self._life.is_gone_at(time.monotonic()):
-            seconds = self._spec.outage_seconds
-            raise ServerUnavailable(
-                f"{connection.url} has answered nothing for engine.outage_seconds ({seconds:g} s): {detail}"
-            )
+            raise self._gone(failure)
         if failure.blame is Blame.MOMENT and tries >= self._spec.request_attempts:
             raise RowFailed(failure.reason, f"{detail} (sent {tries} times)")
 
@@ -439,6 +504,18 @@ class OpenaiEngine:
 
 def _asked(request: GenerationRequest, answer: StreamedAnswer, tokens: int) -> Asked:
     return Asked(request.sampling.temperature, tokens, answer.acceptance, answer.rank, answer.said_accept_length)
+
+
+def _stop_reason(sampling: Sampling, answer: StreamedAnswer) -> str | None:
+    """What ended the answer, of what was asked to end it. Raises RequestFailed where it was something else."""
+    said = answer.stop_reason
+    if answer.finish_reason is not FinishReason.STOP:
+        return _REPETITION if said == _REPETITION and answer.finish_reason is FinishReason.REPETITION else None
+    if said is None or said in (sampling.stop if isinstance(said, str) else sampling.stop_token_ids):
+        return None if said is None else str(said)
+    # SGLang ends an answer so when its logits are no numbers.
+    detail = f"stopped by {str(said)[:_MOST_CHARS_SAID]!r}, which was not asked for"
+    raise RequestFailed(Failure(Blame.MOMENT, "stopped_otherwise", detail))
 
 
 def _place(url: str) -> str:

@@ -21,6 +21,7 @@ from regen.engines.served_vllm import of_request
 from regen.records import Acceptance, FinishReason, TokenScore
 from regen.served import ServerKind
 
+OTHER_PROMPT = "other_prompt"
 _MOST_IDS = 2**22
 
 
@@ -28,13 +29,15 @@ _MOST_IDS = 2**22
 class StreamedAnswer:
     """A whole answer. `token_ids` is None where the server gives text only; `counted_tokens` is its own count.
 
+    `stop_reason` is an id or a text as the server says it: nothing that was asked for yet.
+
     `rank` has made it, where there are several; `said_accept_length` is the server's own figure, never used.
     """
 
     token_ids: tuple[int, ...] | None
     text: str
     finish_reason: FinishReason
-    stop_reason: str | None
+    stop_reason: int | str | None
     counted_tokens: int | None
     acceptance: Acceptance | None
     rank: str | None = None
@@ -58,7 +61,7 @@ def answer_stream(
 ) -> AnswerStream:
     """`is_incremental`: an SGLang server that sends only new ids, not all so far (its /server_info says so)."""
     if kind is ServerKind.SGLANG:
-        return SglangStream(is_incremental)
+        return SglangStream(is_incremental, len(prompt_token_ids))
     return CompletionStream(model, prompt_token_ids, must_count=kind is ServerKind.VLLM)
 
 
@@ -108,11 +111,12 @@ class CompletionStream:
         finish_reason = _finish_reason(self._finish)
         counted = whole(self._usage.get("completion_tokens"))
         _require_agreement(self._ids, counted, self._must_count)
+        _require_prompt(self._usage.get("prompt_tokens"), len(self._prompt))
         return StreamedAnswer(
             token_ids=None if self._ids is None else tuple(self._ids),
             text="".join(self._text),
             finish_reason=finish_reason,
-            stop_reason=None if self._stop is None else str(self._stop),
+            stop_reason=_stop_reason(self._stop),
             counted_tokens=counted,
             acceptance=of_request(self._metrics),
         )
@@ -121,8 +125,8 @@ class CompletionStream:
 class SglangStream:
     """`/generate`: each event has all ids so far, or only the new ones, and the server's counts."""
 
-    def __init__(self, is_incremental: bool) -> None:
-        self._is_incremental = is_incremental
+    def __init__(self, is_incremental: bool, prompt_tokens: int) -> None:
+        self._is_incremental, self._prompt_tokens = is_incremental, prompt_tokens
         self._ids: list[int] | None = None
         self._text = ""
         self._meta: Mapping[str, Any] = {}
@@ -130,7 +134,8 @@ class SglangStream:
     def take(self, payload: bytes) -> int:
         if payload == DONE:
             return 0
-        event = _event(payload)
+        # Its refusals come in a stream, too, and name no status.
+        event = _event(payload, error_status=None if self._ids else 400)
         self._meta = _mapping(event.get("meta_info")) or self._meta
         if isinstance(text := event.get("text"), str):
             self._text = self._text + text if self._is_incremental else text
@@ -147,6 +152,7 @@ class SglangStream:
         finish_reason = _finish_reason(finish.get("type"))
         counted = whole(self._meta.get("completion_tokens"))
         _require_agreement(self._ids, counted, must_count=True)
+        _require_prompt(self._meta.get("prompt_tokens"), self._prompt_tokens)
         matched = finish.get("matched")
         return StreamedAnswer(
             token_ids=None if self._ids is None else tuple(self._ids),
@@ -193,7 +199,8 @@ def _sglang_scores(fields: Mapping[str, Any], token_ids: tuple[int, ...]) -> tup
     )
 
 
-def _event(payload: bytes) -> dict[str, Any]:
+def _event(payload: bytes, error_status: int | None = None) -> dict[str, Any]:
+    """`error_status` is that of an error that names none."""
     try:
         event = json.loads(payload)
     except (ValueError, RecursionError) as error:
@@ -201,15 +208,15 @@ def _event(payload: bytes) -> dict[str, Any]:
     if not isinstance(event, dict):
         raise _broken("an event that is no JSON object")
     if said := event.get("error"):
-        raise RequestFailed(_error_event(said))
+        raise RequestFailed(_error_event(said, error_status))
     return event
 
 
-def _error_event(error: object) -> Failure:
-    """An error after status 200: the status is in the event, or it is the moment's."""
+def _error_event(error: object, error_status: int | None) -> Failure:
+    """An error after status 200: the status is in the event, or that of its kind; else it is the moment's."""
     said = _mapping(error)
     message = str(said.get("message") or error)
-    code = whole(said.get("code"))
+    code = error_status if said.get("code") is None else whole(said["code"])
     if code is not None and 400 <= code < 600:
         return of_status(code, message)
     return Failure(Blame.MOMENT, "error_in_stream", message)
@@ -235,6 +242,20 @@ def _require_agreement(ids: list[int] | None, counted: int | None, must_count: b
         raise _broken("the server does not say how many tokens it sampled")
     if ids is not None and counted is not None and len(ids) != counted:
         raise _broken(f"{len(ids)} ids, and the server counted {counted} tokens")
+
+
+def _require_prompt(counted: object, sent: int) -> None:
+    """A server may cut a prompt that is too long for it, or add to one."""
+    if (tokens := whole(counted)) not in (None, sent):
+        said = f"an answer to another prompt: {sent} ids were sent, and the server counted {tokens}"
+        raise RequestFailed(Failure(Blame.MOMENT, OTHER_PROMPT, said))
+
+
+def _stop_reason(said: object) -> int | str | None:
+    if said is None:
+        return None
+    number = whole(said)
+    return str(said) if number is None else number
 
 
 def _ids(value: object) -> list[int]:

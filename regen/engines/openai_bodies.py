@@ -6,7 +6,7 @@ word is named by `not_taken`, and such a request is never sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from regen.records import GenerationRequest, Sampling
@@ -59,9 +59,21 @@ def not_taken(kind: ServerKind, version: str | None, speculates: bool, sampling:
         found.append(f"min_p ({kind.value} {why} while speculation is on)")
     if sampling.repetition_max_pattern_tokens and not _detects_repetition(kind, version):
         found.append(f"repetition_detection (read by vLLM from 0.32 on; this is {kind.value} {version or 'unknown'})")
-    if kind is ServerKind.SGLANG and sampling.repetition_penalty > 2:
-        found.append("repetition_penalty above 2")
+    if kind is ServerKind.SGLANG:
+        found.extend(_penalties(speculates, sampling))
     return (*found, *(_beyond_openai(sampling) if kind is ServerKind.OTHER else ()))
+
+
+def _penalties(speculates: bool, sampling: Sampling) -> Iterator[str]:
+    """SGLang's are others than vLLM's, and it takes them all the same."""
+    if sampling.repetition_penalty != 1:
+        yield (
+            f"repetition_penalty ({sampling.repetition_penalty:g}: sglang leaves the prompt's tokens out of it; set"
+            " sampling.repetition_penalty: 1 to sample without, also where the target's generation_config.json has it)"
+        )
+    for name in ("presence_penalty", "frequency_penalty"):
+        if speculates and getattr(sampling, name):
+            yield f"{name} ({getattr(sampling, name):g}: sglang relaxes it while speculation is on; 0 is off)"
 
 
 def _beyond_openai(sampling: Sampling) -> list[str]:
@@ -128,6 +140,8 @@ def _vllm(model: str, request: GenerationRequest) -> dict[str, Any]:
         "repetition_detection": _repetition(sampling),
         "return_token_ids": True,
         "stream_interval": PROGRESS_TOKENS,
+        # Unset means on, where the server has one: another distribution.
+        "watermarking": False,
     }
 
 

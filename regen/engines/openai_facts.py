@@ -11,6 +11,7 @@ _SEEDS = {
     None: "seeds have an effect only where it runs with --enable-deterministic-inference, and it does not say",
     False: "it runs without --enable-deterministic-inference: seeds have no effect, a row made again differs",
 }
+_SEEDS_OF_DRAFTS = "it speculates: seeds have no effect there, a row made again differs"
 
 
 def disagreements(
@@ -42,13 +43,19 @@ def losses(
         )
     if not shows_tokenizer:
         found.append("it does not show its tokenizer (/tokenize): that it is the target's is taken on trust")
-    if facts.kind is ServerKind.SGLANG and is_sampled and not facts.is_deterministic:
-        found.append(_SEEDS[facts.is_deterministic])
+    if facts.kind is ServerKind.SGLANG and is_sampled:
+        found.extend(_seeds(facts))
     if facts.context_tokens is None:
         found.append("its longest context is not disclosed: engine.max_model_len is taken on trust")
     if not gives_counters:
         found.append("it gives no counters of speculation: nothing can be said of accept length")
     return tuple(found)
+
+
+def _seeds(facts: ServerFacts) -> tuple[str, ...]:
+    if speculates(facts, False):
+        return (_SEEDS_OF_DRAFTS,)
+    return () if facts.is_deterministic else (_SEEDS[facts.is_deterministic],)
 
 
 def draft_of(facts: ServerFacts, speculation: SpeculationSpec | None) -> str | None:

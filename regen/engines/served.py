@@ -63,7 +63,8 @@ async def recognise(connection: Connection, model: str | None) -> ServedModel:
     """
     reply = await connection.get("/v1/models", READ_SECONDS)
     _require_entry(connection, reply)
-    card = _chosen(_cards(reply), model, connection)
+    cards = _cards(reply)
+    card = _chosen(cards, model, connection)
     info_path, info = await _server_info(connection)
     kind = _kind(card, info)
     version = info.get("version") if kind is ServerKind.SGLANG else await _version(connection)
@@ -74,6 +75,8 @@ async def recognise(connection: Connection, model: str | None) -> ServedModel:
         version=connection.shown(version) if isinstance(version, str) else None,
         model_path=card.path,
         context_tokens=card.context_tokens,
+        longest_tokens=card.context_tokens,
+        answers_as=_answers_as(kind, card, cards),
     )
     if kind is ServerKind.SGLANG:
         return await SglangServer.open(connection, facts, info_path, info)
@@ -135,6 +138,13 @@ def _chosen(cards: list[_Card], model: str | None, connection: Connection) -> _C
             return card
     names = connection.shown(", ".join(card.name for card in cards))
     raise SpecError(f"the model {model!r} is not served at {connection.url}: it has {names}")
+
+
+def _answers_as(kind: ServerKind, card: _Card, cards: list[_Card]) -> str | None:
+    """vLLM takes every --served-model-name and answers with the first; one with other weights is another model."""
+    if kind is not ServerKind.VLLM or card.is_adapter:
+        return None
+    return next(other.name for other in cards if not other.is_adapter and other.path == card.path)
 
 
 def _kind(card: _Card, info: dict[str, Any]) -> ServerKind:

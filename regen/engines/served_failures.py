@@ -58,6 +58,11 @@ def of_status(status: int, said: str, retry_after: str | None = None, now: float
     return Failure(blame, f"status_{status}", detail, wait)
 
 
+def may_pass(status: int) -> bool:
+    """Whether what is asked for may be there all the same: too many requests, or a fault of the server's."""
+    return status == 429 or (status >= 500 and status != 501)
+
+
 def retry_after_seconds(header: str | None, now: float) -> float | None:
     """Seconds from now, out of a number or a date; None where it is neither."""
     if header is None:

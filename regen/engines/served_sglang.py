@@ -45,11 +45,14 @@ class SglangServer:
         model = info.get("model_path")
         context = whole(info.get("context_length")) or facts.context_tokens
         flag = info.get("enable_deterministic_inference")
+        speculation = _disclosed(info, connection)
+        is_on = speculation is not None and speculation.method is not None
         found = replace(
             facts,
             model_path=model if isinstance(model, str) else await _model_path(connection, facts.model_path),
             context_tokens=context,
-            speculation=_disclosed(info, connection),
+            longest_tokens=longest_tokens(context, info, is_on),
+            speculation=speculation,
             is_deterministic=flag if isinstance(flag, bool) else None,
         )
         return cls(connection, found, info_path)
@@ -107,6 +110,28 @@ class SglangServer:
             return await self._connection.post("/v1/chat/completions", body, seconds)
         sampling = {"temperature": temperature, "max_new_tokens": cap_tokens}
         return await self._connection.post("/generate", {"text": text, "sampling_params": sampling}, seconds)
+
+
+def longest_tokens(context: int | None, info: Mapping[str, Any], speculates: bool) -> int | None:
+    """What prompt and cap may have together. None: nothing is known of it.
+
+    Its door wants them, and what drafts take, below the context; its scheduler cuts an answer short without a word at
+    two below the context or one below the pool of its cache. `max_req_input_len` is four below that.
+    """
+    pool, known = whole(info.get("max_req_input_len")), []
+    if context is not None:
+        known.append(context - 2)
+    if pool is not None:
+        known.append(pool + 4)
+    return max(0, min(known) - (_reserved(info) if speculates else 0)) if known else None
+
+
+def _reserved(info: Mapping[str, Any]) -> int:
+    """Places for draft tokens, which each request takes besides its own."""
+    steps, tokens, width = (
+        whole(info.get(f"speculative_{name}")) for name in ("num_steps", "num_draft_tokens", "eagle_topk")
+    )
+    return max((width or 1) * (steps or 0), tokens or 0)
 
 
 async def streams_new_ids_only(connection: Connection) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from regen.engines.exposition import Sample, samples
 from regen.engines.http import Connection, Reply, plain_settings
 from regen.engines.raw_counts import acceptance, whole
+from regen.engines.served_failures import may_pass
 from regen.errors import ServerUnavailable
 from regen.records import Acceptance
 from regen.served import Asked, Counters, Fate, Probe, Route, ServerFacts, Speculation
@@ -43,12 +44,18 @@ class VllmServer:
         return cls(connection, replace(facts, speculation=_disclosed(info, connection)))
 
     async def counters(self) -> Counters:
-        """Absent where /metrics is not served or has none of vLLM's series. Raises ServerUnavailable."""
+        """Absent where /metrics is not served or has none of vLLM's series; refused where that may pass.
+
+        Raises ServerUnavailable.
+        """
         reply = await self._connection.get("/metrics", READ_SECONDS)
         found = list(samples(reply.text(), _NAMES)) if reply.is_ok else []
         output = [sample.value for sample in found if sample.name == _OUTPUT]
         return Counters(
-            is_reported=bool(found), by_rank=_by_rank(found), output_tokens=int(sum(output)) if output else None
+            is_reported=bool(found),
+            by_rank=_by_rank(found),
+            output_tokens=int(sum(output)) if output else None,
+            is_refused=may_pass(reply.status),
         )
 
     async def choose_route(self, seconds: float) -> Route:

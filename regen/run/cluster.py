@@ -100,8 +100,10 @@ class RayCoordinator:
         assignment: Assignment | None = await _answered(self.actor.assignment.remote(slot))
         return assignment
 
-    async def worker_gone(self, worker: WorkerId, death: Death | None = None, is_released: bool = False) -> Toll:
-        toll: Toll = await _answered(self.actor.worker_gone.remote(worker, death, is_released))
+    async def worker_gone(
+        self, worker: WorkerId, death: Death | None = None, is_released: bool = False, is_to_blame: bool = True
+    ) -> Toll:
+        toll: Toll = await _answered(self.actor.worker_gone.remote(worker, death, is_released, is_to_blame))
         return toll
 
     async def places(self, places: Places) -> None:
@@ -143,9 +145,11 @@ class RayWorker:
         await self._place()
 
     async def kill(self) -> None:
-        ray.kill(self.actor)
-        group, self.group = self.group, None
-        _remove_group(group)
+        try:
+            ray.kill(self.actor)
+        finally:
+            group, self.group = self.group, None
+            _remove_group(group)
 
     async def _lost_node(self, is_preempted: bool = False, waits: bool = False) -> NodeLost | None:
         """None: its nodes live, as far as Ray knows. `waits`: Ray may yet find out that one does not."""
@@ -387,8 +391,10 @@ class CoordinatorActor:
     async def assignment(self, slot: int) -> Assignment | None:
         return await self._coordinator.assignment(slot)
 
-    async def worker_gone(self, worker: WorkerId, death: Death | None = None, is_released: bool = False) -> Toll:
-        return await self._coordinator.worker_gone(worker, death, is_released)
+    async def worker_gone(
+        self, worker: WorkerId, death: Death | None = None, is_released: bool = False, is_to_blame: bool = True
+    ) -> Toll:
+        return await self._coordinator.worker_gone(worker, death, is_released, is_to_blame)
 
     async def places(self, places: Places) -> None:
         await self._coordinator.places(places)

@@ -69,7 +69,7 @@ from regen.run.progress.duty import ProgressDuty
 from regen.run.progress.run_facts import deadline_seconds, gpus_of, run_facts
 from regen.run.progress.tally import RunningTally, restarted, sequences
 from regen.run.publisher import Publisher, ordinals
-from regen.run.schedule import Exhausted, Grant, Report
+from regen.run.schedule import Exhausted, Orders, Report
 from regen.run.setup import Assignment, RunSetup
 from regen.run.speculation.control import SpeculationControl
 from regen.store.control import Claim, Record, Released, ReleaseReason, RowAttempts
@@ -108,7 +108,7 @@ class Coordinator:
         self._storage: Storage | None = None
         self._run: OpenRun | None = None
         self._work: asyncio.Task[None] | None = None
-        self._opened_at = time.monotonic()
+        self._opened_at, self._opened_at_utc = time.monotonic(), datetime.now(UTC)
         self._duty = FleetDuty(setup.spec.engine)
         self._fleet = self._duty.fleet
         self._exhausted: list[tuple[Exhausted, WorkerId]] = []
@@ -153,7 +153,7 @@ class Coordinator:
             if (why := self._take_in(run, request.worker, table, orders.accepted)) is not None:
                 return ExchangeReply(Command.DISMISS, why=why)
         command = self._command(run, request.worker)
-        leases = await self._leases(run, request.worker, orders.grants, command)
+        leases = await self._leases(run, request.worker, orders, command)
         warmup = await self._warmup_rows(run) if request.wants_warmup else None
         return ExchangeReply(command, (*orders.settled, *outdated), orders.resend, leases, warmup)
 
@@ -179,9 +179,11 @@ class Coordinator:
         self._ensure_working()
         self._begin_drain(time.monotonic() + seconds)
 
-    async def worker_gone(self, worker: WorkerId, death: Death | None = None, is_released: bool = False) -> Toll:
+    async def worker_gone(
+        self, worker: WorkerId, death: Death | None = None, is_released: bool = False, is_to_blame: bool = True
+    ) -> Toll:
         """The driver saw this incarnation end; `death`: in a way that its rows may have brought about; `is_released`:
-        it has left, since nobody wanted it.
+        it has left, since nobody wanted it; `is_to_blame`: it has failed, and nobody took its node or server away.
 
         A coordinator that is still replaying knows of no rows: then the death is only one more.
         """
@@ -193,7 +195,7 @@ class Coordinator:
         run.tally.gone(worker, is_stall)
         farewell = run.schedule.worker_gone(worker, death if self._drain_until is None else None)
         self._exhausted.extend((exhausted, worker) for exhausted in farewell.exhausted)
-        run.speculation.worker_gone(worker)
+        run.speculation.worker_gone(worker, is_to_blame)
         run.garbage.gone(worker)
         run.progress.gone(worker.slot)
         return farewell.toll
@@ -407,7 +409,12 @@ class Coordinator:
         hours = self._spec.limits.hours
         if hours is None or seconds_left is None:
             return seconds_left
-        return min(seconds_left, max(0.0, hours * 3600 - (now - self._opened_at)))
+        return min(seconds_left, max(0.0, self._hours_end_at(hours) - now))
+
+    def _hours_end_at(self, hours: float) -> float:
+        """They began with the session, and not with this coordinator."""
+        before = self._opened_at_utc - datetime.fromisoformat(self._setup.started_at)
+        return self._opened_at + hours * 3600 - before.total_seconds()
 
     def _row_seconds(self, run: OpenRun, now: float) -> float:
         """How long a row takes: rows at work, over rows that end in a second."""
@@ -494,12 +501,15 @@ class Coordinator:
         run.publisher.end_retry(ordinal, round_, status, reason or "")
         return True
 
-    async def _leases(
-        self, run: OpenRun, worker: WorkerId, grants: Sequence[Grant], command: Command
-    ) -> tuple[Lease, ...]:
-        """The granted rows, read from the plan. With the store away they go back, and the worker asks again."""
+    async def _leases(self, run: OpenRun, worker: WorkerId, orders: Orders, command: Command) -> tuple[Lease, ...]:
+        """The granted rows, read from the plan. With the store away they go back, and the worker asks again.
+
+        So they do when it is to leave. The answer to a repeated request may come after the first one, which had them:
+        then the worker's next list says whether it has.
+        """
+        grants = orders.grants
         if command in (Command.REPLACE, Command.RELEASE):
-            run.schedule.take_back(worker, [grant.ordinal for grant in grants])
+            self._take_back(run, worker, orders)
             return ()
         if not grants:
             return ()
@@ -507,7 +517,7 @@ class Coordinator:
         try:
             planned = await self._planned(run, [grant.ordinal for grant in grants])
         except StoreUnavailable:
-            run.schedule.take_back(worker, [grant.ordinal for grant in grants])
+            self._take_back(run, worker, orders)
             return ()
         leases = tuple(
             Lease(row, run.reopened.round_of(row.ordinal), grant.attempt, run.reopened.sampling_of(row.ordinal))
@@ -515,6 +525,11 @@ class Coordinator:
         )
         run.progress.leased(worker.slot, leases)
         return leases
+
+    @staticmethod
+    def _take_back(run: OpenRun, worker: WorkerId, orders: Orders) -> None:
+        if not orders.is_repeat:
+            run.schedule.take_back(worker, [grant.ordinal for grant in orders.grants])
 
     async def _warmup_rows(self, run: OpenRun) -> tuple[PlannedRow, ...] | None:
         """Rows of the plan to warm up with, spread over it: fewer where little is left to do."""

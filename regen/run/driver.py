@@ -45,6 +45,8 @@ FAREWELL_ANSWER_SECONDS = 5.0
 _BLAMELESS = (UserError, EngineStartFailed, EngineGarbage, NodeLost, ServerUnavailable)
 # Of those, the ones that say nothing of the engine either: they use up no restart.
 _TAKEN_AWAY = (NodeLost,)
+# And those that say nothing of its setting: what it ran on, or who ran it, has gone.
+_NOT_OF_ITS_SETTING = (*_TAKEN_AWAY, ServerUnavailable)
 
 
 class CoordinatorHandle(Protocol):
@@ -56,7 +58,9 @@ class CoordinatorHandle(Protocol):
 
     async def assignment(self, slot: int) -> Assignment | None: ...
 
-    async def worker_gone(self, worker: WorkerId, death: Death | None = None, is_released: bool = False) -> Toll: ...
+    async def worker_gone(
+        self, worker: WorkerId, death: Death | None = None, is_released: bool = False, is_to_blame: bool = True
+    ) -> Toll: ...
 
     async def places(self, places: Places) -> None: ...
 
@@ -238,7 +242,7 @@ class Driver:
             _raise_if_failed(status)
             if status.phase in ENDED_PHASES:
                 return status
-            restarts.see(status)
+            restarts.see(status, any(slot.is_placed for slot in self._slots.values()))
             self._obey_hours(started_at)
             await self._pass_on_drain(coordinator, status)
             await self._replace_hung(status)
@@ -297,20 +301,44 @@ class Driver:
 
     async def _one_engine(self, coordinator: CoordinatorHandle, setup: WorkerSetup) -> _End:
         """From its start to its end, whatever that is; the coordinator has heard of it then."""
-        slot, worker = self._slots[setup.worker.slot], await self._cluster.start_worker(setup)
-        slot.worker = worker
-        placing = asyncio.ensure_future(self._note_placed(slot, worker))
+        slot = self._slots[setup.worker.slot]
         left, error = Left.STOPPED, None
         try:
-            left = await worker.run()
+            slot.worker = await self._started(setup)
+            left = await self._until_it_ends(slot, slot.worker)
         except Exception as caught:  # whatever it is, it is this replica's end, and must be heard of
             error = caught
         finally:
-            placing.cancel()
-            await worker.kill()
             slot.worker, slot.is_placed = None, False
-            toll = await coordinator.worker_gone(setup.worker, self._death(error), left is Left.RELEASED)
+            is_to_blame = error is not None and not isinstance(error, _NOT_OF_ITS_SETTING)
+            is_released = left is Left.RELEASED
+            toll = await coordinator.worker_gone(setup.worker, self._death(error), is_released, is_to_blame)
         return _End(left, error, toll)
+
+    async def _started(self, setup: WorkerSetup) -> WorkerHandle:
+        try:
+            return await self._cluster.start_worker(setup)
+        except RegenError:
+            raise
+        except Exception as error:  # the cluster's own, which has many
+            raise EngineStartFailed(
+                f"replica {setup.worker.slot}: the cluster has refused its engine: {_told(error)}"
+            ) from error
+
+    async def _until_it_ends(self, slot: _Slot, worker: WorkerHandle) -> Left:
+        placing = asyncio.ensure_future(self._note_placed(slot, worker))
+        try:
+            return await worker.run()
+        finally:
+            placing.cancel()
+            await self._kill(worker)
+
+    async def _kill(self, worker: WorkerHandle) -> None:
+        """One that cannot be killed is said, and in nobody's way."""
+        try:
+            await worker.kill()
+        except Exception as error:
+            self._say(f"an engine could not be ended, and may hold what it runs on: {_told(error)}")
 
     async def _note_placed(self, slot: _Slot, worker: WorkerHandle) -> None:
         await worker.placed()
@@ -360,7 +388,7 @@ class Driver:
             if (slot := self._slots.get(number)) is not None and slot.worker is not None:
                 worker, slot.worker = slot.worker, None
                 self._say(f"replica {number} says nothing any more, and is killed")
-                await worker.kill()
+                await self._kill(worker)
 
     async def _obey_roster(self, coordinator: CoordinatorHandle, status: CoordinatorStatus) -> None:
         """An engine for each open slot that has none; those that still wait for a node in closed ones are called off.
@@ -374,7 +402,8 @@ class Driver:
                     slot.keeper = asyncio.ensure_future(self._keep_replica(coordinator, number))
         knows_places = status.incarnation == self._places_told_to
         closed = [slot for number, slot in self._slots.items() if knows_places and number not in status.open_slots]
-        await _cancelled(slot.keeper for slot in closed if slot.is_kept and not slot.is_placed)
+        # The keeper of a lost slot is about to say why: cancelled, it would seem to have let go.
+        await _cancelled(slot.keeper for slot in closed if slot.is_kept and not (slot.is_placed or slot.is_lost))
         for slot in self._slots.values():
             if slot.keeper is not None and slot.keeper.done() and _has_let_go(slot.keeper):
                 slot.keeper = None
@@ -436,17 +465,24 @@ class Driver:
 
 
 class _RestartCount:
-    """Restarts of the coordinator since it last published a row, whatever phase it died in."""
+    """Restarts of the coordinator since it last published a row, whatever phase it died in.
+
+    Of a coordinator that had opened the run and had no engine nothing was to be published: its death does not count.
+    """
 
     def __init__(self) -> None:
         self._incarnation = ""
         self._done = -1
         self._left = 0
         self._restarts = 0
+        self._is_open = self._had_engine = False
 
-    def see(self, status: CoordinatorStatus) -> None:
+    def see(self, status: CoordinatorStatus, has_engine: bool = False) -> None:
         if self._incarnation and status.incarnation != self._incarnation:
-            self._restarts += 1
+            self._restarts += self._had_engine or not self._is_open
+            self._is_open = self._had_engine = False
+        self._had_engine = self._had_engine or has_engine
+        self._is_open = self._is_open or status.phase is not Phase.REPLAYING
         if status.phase is not Phase.REPLAYING:
             if status.totals.done > self._done or status.left < self._left:  # a row made again is no further one
                 self._restarts = 0

@@ -65,8 +65,10 @@ class LocalCoordinator:
     async def assignment(self, slot: int) -> Assignment | None:
         return await self._living.assignment(slot)
 
-    async def worker_gone(self, worker: WorkerId, death: Death | None = None, is_released: bool = False) -> Toll:
-        return await self._living.worker_gone(worker, death, is_released)
+    async def worker_gone(
+        self, worker: WorkerId, death: Death | None = None, is_released: bool = False, is_to_blame: bool = True
+    ) -> Toll:
+        return await self._living.worker_gone(worker, death, is_released, is_to_blame)
 
     async def places(self, places: Places) -> None:
         await self._living.places(places)

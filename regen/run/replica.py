@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from regen.data.profiles import AnswerFormat
 from regen.data.sampling import effective_sampling
-from regen.data.target import resolve_target
+from regen.data.target import config_vocabulary, resolve_target
 from regen.data.template import TokenizerTemplate, load_template
 from regen.engines.fake import FakeEngine
 from regen.engines.openai import OpenaiEngine
@@ -51,16 +51,18 @@ def build_engine(setup: WorkerSetup, template: TokenizerTemplate | None = None) 
 
 def _served_engine(endpoint: EndpointSpec, setup: WorkerSetup, template: TokenizerTemplate | None) -> Engine:
     spec, speculation, say = setup.run.spec, setup.assignment.speculation, partial(_say, setup.worker.slot)
+    loaded = cache(lambda: template or _template(setup))
     return OpenaiEngine(
         spec=spec.engine,
         endpoint=endpoint,
         target=spec.target.model,
         sampling=effective_sampling(spec.sampling, setup.generation_config, setup.eos_token_ids, "", {}),
         speculation=speculation,
-        retokenise=(template or _template(setup)).ids_of_text if spec.engine.ids == "retokenised" else None,
+        retokenise=loaded().ids_of_text if spec.engine.ids == "retokenised" else None,
         say=say,
         approve=lambda facts: approve(facts, speculation, _target_folder(setup), say),
-        known_texts=lambda: known_texts(template or _template(setup)),
+        known_texts=lambda: known_texts(loaded()),
+        vocabulary=lambda: max(loaded().vocabulary_size, config_vocabulary(_target_folder(setup))),
     )
 
 

@@ -80,7 +80,8 @@ class Grant:
 class Orders:
     """What follows from one report. `superseded`: this worker was replaced, it must stop.
 
-    `failed` are attempts that count: at rows that are still wanted, and told for the first time.
+    `failed` are attempts that count: at rows that are still wanted, and told for the first time. `is_repeat`: this
+    report was taken in before, and its worker may have the grants already.
     """
 
     superseded: bool = False
@@ -90,6 +91,7 @@ class Orders:
     grants: tuple[Grant, ...] = ()
     exhausted: tuple[Exhausted, ...] = ()
     failed: tuple[FailedAttempt, ...] = ()
+    is_repeat: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,6 +409,7 @@ class Schedule:
             settled=self._settled(report),
             resend=self._resend(report),
             grants=tuple(grant for grant in view.granted if grant.ordinal in view.held),
+            is_repeat=True,
         )
 
     def _new_incarnation(self, worker: WorkerId, seen_at: float) -> _View:

@@ -10,7 +10,6 @@ All on one event loop. Rendering and decoding of text run in two threads (`TEXT_
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -49,7 +48,7 @@ from regen.records import (
 )
 from regen.run.conversations.failed_rows import failed_attempt, storable_table
 from regen.run.conversations.regenerator import Regenerator
-from regen.run.fleet.fleet import OVERSUBSCRIPTION
+from regen.run.fleet.fleet import rows_held_at_most
 from regen.run.fleet.stall import StallClock
 from regen.run.setup import WorkerSetup
 from regen.run.speculation.warmup import warm_up
@@ -291,7 +290,8 @@ class Worker:
         self._send_again(reply.resend)
         for lease in reply.leases:
             self._begin(lease)
-        self._leaving = _LEAVING.get(reply.command, self._leaving)
+        if self._leaving is not Left.RELEASED:  # a coordinator that was restarted takes it for a replacement
+            self._leaving = _LEAVING.get(reply.command, self._leaving)
         if reply.command is Command.DISMISS:
             self._error = EngineGarbage(reply.why)
         if self._is_ready() and reply.command in _STATES:
@@ -349,7 +349,7 @@ class Worker:
     def _free_slots(self) -> int:
         if self._state is not ReplicaState.RUNNING or self._info is None or self._error is not None:
             return 0
-        return max(0, math.ceil(self._info.slots * OVERSUBSCRIPTION) - len(self._tasks))
+        return max(0, rows_held_at_most(self._info.slots) - len(self._tasks))
 
     def stats(self) -> ReplicaStats:
         """What this worker says of itself now."""
@@ -447,7 +447,7 @@ class Worker:
 
     @staticmethod
     def _free_margin(slots: int) -> int:
-        return math.ceil(slots * OVERSUBSCRIPTION) - slots
+        return rows_held_at_most(slots) - slots
 
     def _give_up(self, ordinal: int, reason: str, detail: str) -> None:
         self._drop(ordinal)

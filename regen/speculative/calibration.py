@@ -6,7 +6,8 @@ bounded before the first: a setting that the budget has no room for is left out.
 decided this way: docs/decisions/0007-calibration-compares-within-replicas.md.
 
 Replicas that join later, or again, are bystanders: they run what the others run that take no part, nothing that is
-measured there counts, and they do not use up the engine starts. What is chosen holds for them too.
+measured there counts, and they do not use up the engine starts. What is chosen holds for them too. Their work is a
+clock all the same: where all that are compared fall silent, it ends undecided, and not never.
 
 It does not know what a row is, how engines are drained, or whether the run is worth continuing. Rows made meanwhile
 count like all others: no setting changes what is sampled.
@@ -174,7 +175,12 @@ class Calibration:
 
     def add(self, window: Window) -> None:
         """What one engine made since its last window. `window.arm` is what it runs, perhaps not what it should."""
-        if self.choice is not None or window.slot not in self._assignment or window.seconds <= 0:
+        if self.choice is not None or window.seconds <= 0:
+            return
+        if window.slot in self._joined:
+            self._miss_the_others(window)
+            return
+        if window.slot not in self._assignment:
             return
         self._heard(window.slot)
         if window.arm != self._assignment[window.slot]:

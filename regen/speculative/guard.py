@@ -69,7 +69,10 @@ class Guard:
         self._settled[slot] = _nothing_known(slot, now)
 
     def counters(self, slot: int, now: float, output_tokens: int, acceptance: Acceptance | None) -> None:
-        """Totals since the engine started. Tokens that fell mean an engine that started again without saying so."""
+        """Totals since the engine started; of its tokens those that `acceptance` covers.
+
+        Tokens that fell mean an engine that started again without saying so.
+        """
         watched = self._speculating(slot)
         if watched is None:
             return

@@ -134,7 +134,8 @@ def ask(started: Started, name: str, **changes: Any) -> GenerationRequest:
 
 
 def test_a_started_engine_says_what_it_is(started: Started) -> None:
-    assert started.info.max_model_len == MAX_MODEL_LEN
+    # SGLang takes less: two of its own, and four for drafts.
+    assert started.info.max_model_len in (MAX_MODEL_LEN, MAX_MODEL_LEN - 6)
     assert started.info.slots == SLOTS
     assert started.info.draft == "ngram"
     assert started.info.engine
@@ -147,7 +148,7 @@ def test_the_cap_is_kept_and_named(started: Started) -> None:
 
 
 def test_a_stopped_answer_holds_the_closing_id(started: Started) -> None:
-    room = MAX_MODEL_LEN - len(started.prompt)
+    room = started.info.max_model_len - len(started.prompt)
     completion = started.generate(ask(started, "stop", cap=room, sampling=replace(GREEDY, max_tokens=room)))
     assert completion.finish_reason is FinishReason.STOP
     assert completion.token_ids[-1] == started.end_token_id

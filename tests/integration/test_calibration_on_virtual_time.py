@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from regen.records import CoordinatorStatus, Phase
+from regen.records import CoordinatorStatus, Phase, ReplicaState
 from regen.run.held import replayed_run
 from regen.run.local import LocalCluster
 from regen.run.session import seal_run
@@ -121,6 +121,58 @@ def test_a_fleet_that_changes_is_compared_on_what_there_is_and_a_node_that_goes_
     assert last.arm == "configured", "it takes no part any more"
     measured = [(one.slot, one.arm) for one in replayed.records if isinstance(one, ArmMeasured)]
     assert measured == [(0, "configured"), (0, "off")], "forth and back on the one that stayed, as far as it takes"
+
+
+@pytest.mark.parametrize(
+    ("replicas", "room"), [({"min": 1, "max": 3}, 2), ({"min": 2, "max": 3}, 1)], ids=["node lost", "too little room"]
+)
+def test_who_waits_for_room_does_not_take_that_of_an_engine_that_is_replaced(
+    tmp_path: Path, replicas: object, room: int
+) -> None:
+    begun, cluster = prepared(tmp_path, 8, 1200, replicas, arms=2), ScarceCluster(room)
+
+    async def until_decided() -> float:
+        running = asyncio.ensure_future(drive(cluster, begun))
+        async with asyncio.timeout(600):
+            while room > 1 and not any(worker.stats().arm == "off" for worker in cluster.placed.values()):
+                await asyncio.sleep(0.2)
+            if room > 1:
+                await asyncio.sleep(20)
+                await cluster.lose(1)
+            while cluster.coordinator is None or (await cluster.coordinator.status()).speculation.phase != "decided":
+                await asyncio.sleep(1)
+        ended_at = asyncio.get_running_loop().time()
+        await asyncio.sleep(CHECKPOINT["interval_seconds"] + 1)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        return ended_at
+
+    assert virtual_time.run(until_decided()) < 400
+    decided = choice(begun)
+    assert decided is not None
+    assert (decided.arm, decided.verdict) == ("configured", Verdict.MEASURED)
+
+
+@pytest.mark.parametrize("replicas", [1, {"min": 1, "max": 3}])
+def test_nodes_that_go_while_an_engine_starts_switch_nothing_off(tmp_path: Path, replicas: object) -> None:
+    begun, cluster = prepared(tmp_path, 8, 40, replicas, arms=2), ScarceCluster(room=1)
+
+    async def work() -> CoordinatorStatus:
+        running = asyncio.ensure_future(drive(cluster, begun))
+        for _ in range(2):
+            async with asyncio.timeout(60):
+                while 0 not in cluster.placed:
+                    await asyncio.sleep(0.1)
+            await asyncio.sleep(6)
+            assert cluster.placed[0].stats().state is ReplicaState.STARTING
+            await cluster.lose(0)
+            cluster.give(1)
+        return await running
+
+    finish(begun, 40, work())
+    decided = choice(begun)
+    assert decided is not None
+    assert (decided.arm, decided.verdict) == ("configured", Verdict.UNMEASURED), "little is left, and that is all"
 
 
 def test_what_was_measured_is_in_the_journal(tmp_path: Path) -> None:

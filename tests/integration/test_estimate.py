@@ -204,7 +204,7 @@ def test_the_disk_is_as_full_as_it_was_said_to_be(tmp_path: Path) -> None:
     seal_run(begun.storage, begun.worker_setup.run)
     for name, said in (("plan", found.plan), ("journal", found.journal), ("shards", found.shards)):
         stored = sum(path.stat().st_size for path in Path(spec.output, name).rglob("*.parquet"))
-        assert said == pytest.approx(stored, rel=0.15), name
+        assert said == pytest.approx(stored, rel=0.2), name
 
 
 def test_a_fleet_that_comes_and_goes_is_estimated_for_the_fewest_and_the_most(tmp_path: Path) -> None:

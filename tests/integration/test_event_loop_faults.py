@@ -26,8 +26,22 @@ from regen.errors import (
     StoreRefused,
     StoreUnavailable,
 )
-from regen.records import CoordinatorStatus, ExchangeReply, ExchangeRequest, GenerationRequest, Left, Phase, Status
+from regen.records import (
+    Command,
+    CoordinatorStatus,
+    EngineCounters,
+    ExchangeReply,
+    ExchangeRequest,
+    GenerationRequest,
+    Left,
+    Phase,
+    ReplicaState,
+    ReplicaStats,
+    Status,
+    WorkerId,
+)
 from regen.run import schedule as schedules
+from regen.run.coordinator import Coordinator
 from regen.run.driver import Driver
 from regen.run.local import LocalCluster, LocalWorker
 from regen.run.look import look
@@ -453,3 +467,29 @@ def _begin(spec: RunSpec) -> Begun:
 
 
 async def _nothing(session: Session) -> None: ...
+
+
+def test_a_repeated_exchange_takes_nothing_back_from_a_worker_that_is_to_leave(tmp_path: Path) -> None:
+    """The first answer, which had the rows, may be the one that arrives."""
+    begun = begin_run(make_spec(tmp_path, rows=12, engine={"replicas": {"min": 0, "max": 2}}))
+
+    def asks(slot: int, seq: int, free_slots: int) -> ExchangeRequest:
+        stats = ReplicaStats(ReplicaState.RUNNING, 8, 0, 0.0, EngineCounters(), arm="off")
+        session = begun.worker_setup.run.session
+        return ExchangeRequest(WorkerId(slot, 0), session, seq, (), (), b"", (), free_slots, stats)
+
+    async def told() -> tuple[ExchangeReply, ExchangeReply, ExchangeReply]:
+        coordinator = Coordinator(begun.worker_setup.run)
+        while (await coordinator.status()).phase is not Phase.RUNNING:
+            await asyncio.sleep(0.02)
+        first = await coordinator.exchange(asks(0, 1, free_slots=4))
+        coordinator._duty._roster._releasing.add(0)
+        again = await coordinator.exchange(asks(0, 1, free_slots=4))
+        other = await coordinator.exchange(asks(1, 1, free_slots=12))
+        await coordinator.close()
+        return first, again, other
+
+    first, again, other = asyncio.run(told())
+    assert (again.command, again.leases) == (Command.RELEASE, ())
+    assert len(first.leases) == 4
+    assert {lease.row.ordinal for lease in other.leases} == set(range(12)) - {one.row.ordinal for one in first.leases}

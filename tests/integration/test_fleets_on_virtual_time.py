@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from regen.errors import EngineStartFailed
-from regen.records import CoordinatorStatus, Phase, ReplicaState, SlotState, WorkerId
-from regen.run.driver import Driver
+from regen.errors import EngineDied, EngineStartFailed
+from regen.records import CoordinatorStatus, Phase, Places, ReplicaState, SlotState, WorkerId
+from regen.run.coordinator import Coordinator
+from regen.run.driver import COORDINATOR_RESTARTS, Driver
 from regen.run.fleet.roster import IDLE_SECONDS
+from regen.run.local import LocalCoordinator
 from regen.run.open_run import ADOPTION_SECONDS
 from regen.run.session import seal_run
+from regen.run.setup import WorkerSetup
 from regen.run.start import Begun
 from tests import virtual_time
-from tests.places import ScarceCluster
+from tests.places import ScarceCluster, ScarceWorker
 from tests.runs import begin_run, make_spec, shard_table
 
 CHECKPOINT = {"interval_seconds": 5.0, "rows_per_shard": 100}
@@ -127,6 +132,21 @@ def test_a_fleet_without_any_node_waits_for_one(tmp_path: Path) -> None:
     assert session.run(act).phase is Phase.FINISHED
     assert session.check_rows(8).keys() == {0}
     assert session.now.tally.slots[0].engine_seconds < 60, "what waits for a node holds nothing"
+
+
+def test_a_fleet_that_waits_for_its_first_node_outlives_any_number_of_coordinators(tmp_path: Path) -> None:
+    session = Session(prepared(tmp_path, 8), ScarceCluster(room=0))
+
+    async def act(session: Session) -> None:
+        for _ in range(COORDINATOR_RESTARTS + 2):
+            await asyncio.sleep(30)
+            assert session.cluster.coordinator is not None
+            await session.cluster.coordinator.restart()
+        await asyncio.sleep(30)
+        session.cluster.give(1)
+
+    assert session.run(act).phase is Phase.FINISHED
+    session.check_rows(8)
 
 
 def test_a_node_that_goes_costs_no_attempt_and_its_slot_goes_on_when_another_comes(tmp_path: Path) -> None:
@@ -266,3 +286,100 @@ def test_a_drain_does_not_wait_for_an_engine_that_has_no_node(tmp_path: Path) ->
 
     assert virtual_time.run(drained()) < 10
     assert cluster.waiting == 0
+
+
+class RefusingCluster(ScarceCluster):
+    """It refuses the first engine of one slot."""
+
+    def __init__(self, room: int, refused: int) -> None:
+        super().__init__(room)
+        self._refused = WorkerId(refused, 0)
+
+    async def start_worker(self, setup: WorkerSetup) -> ScarceWorker:
+        if setup.worker == self._refused:
+            raise RuntimeError("no group can be had")
+        return await super().start_worker(setup)
+
+
+@pytest.mark.parametrize("replicas", [2, {"min": 1, "max": 3}])
+def test_an_engine_that_the_cluster_refuses_is_tried_again(tmp_path: Path, replicas: object) -> None:
+    session = Session(prepared(tmp_path, 60, replicas), RefusingCluster(room=4, refused=1))
+    assert session.run().phase is Phase.FINISHED
+    assert session.check_rows(60)[1] > 5
+    assert any("has refused its engine: RuntimeError: no group" in line for line in session.said)
+
+
+def test_an_engine_that_cannot_be_ended_is_said_and_its_slot_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(prepared(tmp_path, 60, {"min": 1, "max": 2}, restarts=1), ScarceCluster(room=2))
+
+    async def refuse() -> None:
+        raise RuntimeError("who is that")
+
+    async def act(session: Session) -> None:
+        await session.until(lambda: session.is_up(0) and session.is_up(1))
+        worker = session.cluster.placed[1]
+        worker.is_node_lost = True
+        session.cluster.give(1)
+        kill = worker.kill
+        monkeypatch.setattr(worker, "kill", refuse)
+        await kill()
+        await session.until(lambda: WorkerId(1, 1) in session.cluster.workers and session.is_up(1), seconds=60)
+        monkeypatch.setattr(worker, "kill", kill)
+
+    assert session.run(act).phase is Phase.FINISHED
+    session.check_rows(60)
+    assert any("could not be ended" in line for line in session.said)
+
+
+@pytest.mark.parametrize("replicas", [1, {"min": 1, "max": 1}])
+def test_the_last_replica_s_loss_ends_the_run_though_its_slot_is_closed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replicas: object
+) -> None:
+    """The coordinator hears of it before the driver hears that it was heard."""
+    told = LocalCoordinator.places
+
+    async def answered_late(self: LocalCoordinator, places: Places) -> None:
+        await told(self, places)
+        if places.lost:
+            await asyncio.sleep(1.5)
+
+    monkeypatch.setattr(LocalCoordinator, "places", answered_late)
+    session = Session(prepared(tmp_path, 60, replicas, restarts=0), ScarceCluster(room=3))
+
+    async def act(session: Session) -> None:
+        await session.until(lambda: session.is_up(0))
+        await session.cluster.placed[0].kill()
+
+    with pytest.raises(EngineDied):
+        session.run(act)
+    assert session.seconds < 120
+
+
+def test_an_engine_that_was_told_to_leave_for_good_does_so_also_over_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CHECKPOINT, "interval_seconds", 600.0)
+    session = Session(prepared(tmp_path, 30, {"min": 1, "max": 2}, answers=LONG[:1]), ScarceCluster(room=2))
+
+    async def act(session: Session) -> None:
+        await session.until(lambda: session.is_up(0) and session.is_up(1))
+        leaving = ReplicaState.DRAINING
+        await session.until(lambda: any(one.stats().state is leaving for one in session.cluster.placed.values()))
+        assert session.cluster.coordinator is not None
+        await session.cluster.coordinator.restart()
+
+    assert session.run(act).phase is Phase.FINISHED
+    session.check_rows(30)
+    assert session.cluster.workers.keys() == {WorkerId(0, 0), WorkerId(1, 0)}, "nobody came for rows that are not there"
+
+
+def test_the_hours_of_a_session_go_on_over_a_restart_of_the_coordinator(tmp_path: Path) -> None:
+    setup = prepared(tmp_path, 8).worker_setup.run
+    limits = setup.spec.limits.model_copy(update={"hours": 2.0})
+    began = (datetime.now(UTC) - timedelta(hours=1.5)).isoformat()
+    restarted = replace(setup, spec=setup.spec.model_copy(update={"limits": limits}), started_at=began)
+    coordinator = Coordinator(restarted)
+    assert coordinator._within_hours(1e6, time.monotonic()) == pytest.approx(1800, abs=30)
+    assert coordinator._within_hours(100.0, time.monotonic()) == 100.0

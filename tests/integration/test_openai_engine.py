@@ -17,10 +17,11 @@ from aiohttp import web
 from regen.engines import openai, served_failures, served_totals
 from regen.engines.fake import FakeEngine
 from regen.engines.openai import OpenaiEngine, Retokenise
+from regen.engines.openai_answers import StreamedAnswer
 from regen.engines.openai_tokenizer import KnownText
-from regen.engines.served_failures import Failure
+from regen.engines.served_failures import Blame, Failure, RequestFailed
 from regen.errors import PreflightRefused, RowFailed, RowRefused, ServerUnavailable, SpecError
-from regen.records import Completion, EngineInfo, GenerationRequest, Sampling, WorkerId
+from regen.records import Completion, EngineInfo, FinishReason, GenerationRequest, Sampling, WorkerId
 from regen.served import ServerFacts
 from regen.spec import EndpointSpec, FakeEngineSpec, OpenaiEngineSpec, SpeculationSpec
 from tests.loopback import served
@@ -33,6 +34,7 @@ from tests.served.vllm_server import VllmServer
 T = TypeVar("T")
 FAKE = FakeEngineSpec(slots=8, max_model_len=512, answer_tokens=40, answer_spread=0.2, end_token_id=2)
 SAMPLING = Sampling(64, 1.0, 1.0, 0, 0.0, 0.0, 0.0, 1.0, (), (2,))
+STOPS = replace(SAMPLING, stop=("END",))
 NGRAM = SpeculationSpec(method="ngram", num_tokens=3, calibrate="off")
 SECRET = "s3cret-of-the-server"
 # The first request for tokens is the engine's own, at its start.
@@ -82,6 +84,7 @@ def case(
     retokenise: Retokenise | None = None,
     known: Sequence[KnownText] = (),
     approve: Callable[[ServerFacts], None] = lambda facts: None,
+    vocabulary: int | None = None,
     **server: Any,
 ) -> Iterator[Case]:
     """Started, and closed with the block."""
@@ -94,7 +97,16 @@ def case(
         whole = OpenaiEngineSpec(endpoints=[place], slots=8, max_model_len=512, **(spec or {}))
         said: list[str] = []
         engine = OpenaiEngine(
-            whole, place, "target", SAMPLING, speculation, retokenise, said.append, approve, lambda: known
+            whole,
+            place,
+            "target",
+            SAMPLING,
+            speculation,
+            retokenise,
+            said.append,
+            approve,
+            lambda: known,
+            lambda: vocabulary,
         )
         runner = stack.enter_context(asyncio.Runner())
         stack.callback(lambda: runner.run(engine.close()))
@@ -185,6 +197,23 @@ def test_a_server_that_was_started_anew_with_another_model_gets_no_request(kind:
         with pytest.raises(ServerUnavailable, match="is not what it was: the model 'target' is not served"):
             made.ask()
         assert len(made.server.desk.bodies) == before + 1
+
+
+def test_a_server_whose_every_answer_comes_and_is_none_counts_as_gone() -> None:
+    """Its tokens are no sign that it works."""
+    always = Fault(Kind.FEWER_IDS, after=1, times=None)
+    gone = pytest.raises(ServerUnavailable, match="outage_seconds")
+    with case("vllm", always, spec={"outage_seconds": 0.2, "request_attempts": 2}) as made, gone:
+        made.ask()
+
+
+def test_a_server_that_was_started_anew_with_another_first_name_is_recognised_again() -> None:
+    """Its answers would all be of another model."""
+    with case("vllm", Fault(Kind.DROP, numbers=SECOND)) as made:
+        assert isinstance(made.server, VllmServer)
+        made.server.served_name, made.server.aliases = "first", ("target",)
+        with pytest.raises(ServerUnavailable, match="anew with another answers_as: first"):
+            made.ask()
 
 
 def test_a_server_that_does_nothing_but_fail_counts_as_gone() -> None:
@@ -455,6 +484,77 @@ def test_an_answer_cut_below_its_cap_is_none(monkeypatch: pytest.MonkeyPatch) ->
         made.ask()
 
 
+def test_an_id_that_the_target_has_not_fails_the_answer() -> None:
+    """Its text would leave it out, or refuse the row for good."""
+    largest = max(expected().token_ids)
+    none = pytest.raises(RowFailed, match=f"the id {largest} is outside")
+    with case("vllm", spec={"request_attempts": 2}, vocabulary=largest) as made, none:
+        made.ask()
+    with case("vllm", vocabulary=largest + 1) as made:
+        assert made.ask().token_ids == expected().token_ids
+
+
+def test_what_sglang_makes_of_logits_that_are_no_numbers_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, asked = SglangServer._meta_info, iter([False, True])
+
+    def once(self: SglangServer, *of: Any) -> dict[str, Any]:
+        broken = {"finish_reason": {"type": "stop", "matched": "NaN happened"}}
+        return told(self, *of) | (broken if next(asked, False) else {})
+
+    monkeypatch.setattr(SglangServer, "_meta_info", once)
+    with case("sglang") as made:
+        answer = made.ask()
+        assert (answer.token_ids, answer.stop_reason) == (expected().token_ids, None)
+        assert len(made.server.desk.bodies) == 3
+
+
+@pytest.mark.parametrize(
+    ("reason", "said", "stored"),
+    [
+        (FinishReason.STOP, None, None),
+        (FinishReason.STOP, "END", "END"),
+        (FinishReason.STOP, 2, "2"),
+        (FinishReason.REPETITION, "repetition_detected", "repetition_detected"),
+        (FinishReason.REPETITION, "anything", None),
+        (FinishReason.LENGTH, "anything", None),
+    ],
+)
+def test_what_has_ended_an_answer_is_stored_as_it_was_asked(
+    reason: FinishReason, said: int | str | None, stored: str | None
+) -> None:
+    assert openai._stop_reason(STOPS, StreamedAnswer((2,), "", reason, said, 1, None)) == stored
+
+
+@pytest.mark.parametrize("said", ["NaN happened", "2", 7, "x" * 9999])
+def test_an_answer_that_something_else_has_ended_is_none(said: int | str) -> None:
+    with pytest.raises(RequestFailed, match="not asked for") as caught:
+        openai._stop_reason(STOPS, StreamedAnswer((2,), "", FinishReason.STOP, said, 1, None))
+    assert (caught.value.failure.blame, caught.value.failure.reason) == (Blame.MOMENT, "stopped_otherwise")
+    assert len(caught.value.failure.detail) < 200
+
+
+# --- what a server takes, and by which name ---
+
+
+@pytest.mark.parametrize(("speculation", "longest"), [(None, 510), (NGRAM, 506)])
+def test_a_row_at_the_edge_of_sglangs_context_is_answered(speculation: SpeculationSpec | None, longest: int) -> None:
+    """Its own places come off, and one for each draft token; what it refuses inside a stream is the row's own."""
+    with case("sglang", speculation=speculation) as made:
+        assert made.info.max_model_len == longest
+        assert sum(f"may have {longest} tokens" in line for line in made.said) == 1
+        prompt = len(request().prompt_token_ids)
+        assert made.ask(cap=longest - prompt).token_ids == expected().token_ids
+        with pytest.raises(RowRefused, match="exceeds the model's maximum context"):
+            made.ask(cap=512 - prompt)
+        assert len(made.server.desk.bodies) == 3
+
+
+def test_a_vllm_server_that_is_asked_by_its_second_name_answers_by_its_first() -> None:
+    with case("vllm", served_name="first", aliases=("target",)) as made:
+        assert made.ask().token_ids == expected().token_ids
+        assert made.server.desk.bodies[-1]["model"] == "target"
+
+
 def test_an_answer_that_does_not_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = VllmServer._sampling
 
@@ -574,6 +674,13 @@ def test_another_server_is_asked_in_openais_words_and_its_closing_id_is_added() 
 )
 def test_another_servers_answer_that_is_not_whole_is_none(events: Sequence[bytes], said: str) -> None:
     with other_kind(events) as (engine, _), pytest.raises(RowFailed, match=said):
+        outcome(engine)
+
+
+def test_a_server_that_adds_to_a_prompt_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = b'data: {"choices": [], "usage": {"completion_tokens": 3, "prompt_tokens": 2}}\n\n'
+    monkeypatch.setitem(globals(), "ANSWER_OF_OTHERS", (*ANSWER_OF_OTHERS[:2], counted, ANSWER_OF_OTHERS[3]))
+    with other_kind(()) as (engine, _), pytest.raises(SpecError, match="another prompt: 1 ids were sent"):
         outcome(engine)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 import pytest
 
 from regen.engines import openai, served_failures
+from regen.engines.openai import OpenaiEngine
 from regen.errors import ExitCode, PreflightRefused, SpecError, SpeculationFailed
 from regen.records import Completion, CoordinatorStatus, Phase, ReplicaState
 from regen.run.commands.doctor_servers import examine_servers
 from regen.run.commands.evaluate import evaluate
 from regen.run.driver import Driver
 from regen.run.local import LocalCluster
+from regen.run.replica import build_engine
 from regen.run.session import seal_run
 from regen.run.start import Begun
 from regen.spec import FakeEngineSpec, OpenaiEngineSpec, SpeculationSpec
@@ -29,6 +32,7 @@ from tests.served.faults import Fault, Kind, Script
 from tests.served.sglang_server import SglangServer
 from tests.served.stand import standing
 from tests.served.vllm_server import VllmServer, error_body
+from tests.toy_target import VOCAB_SIZE
 
 FAKE = {"slots": 8, "max_model_len": 2048, "answer_tokens": 12}
 NGRAM = {"method": "ngram", "num_tokens": 3, "calibrate": "off", "gate": "fail", "guard": "fail"}
@@ -94,6 +98,17 @@ def test_a_run_over_two_kinds_of_server_is_the_run_in_process(
     assert determined(folder) == in_process(tmp_path)
     out, err = capfd.readouterr()
     assert (holding(SECRET, folder), SECRET in out + err) == ([], False)
+
+
+def test_the_ids_that_a_replica_takes_from_a_server_are_the_targets(tmp_path: Path) -> None:
+    """As many as the larger of tokenizer and config has: the output layer may be padded."""
+    begun, _ = over_servers(tmp_path, {"url": "http://127.0.0.1:9", "model": "target"})
+    for in_config, largest in ((300, 300), (10, VOCAB_SIZE)):
+        config = begun.worker_setup.model_folder / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": in_config}))
+        engine = build_engine(begun.worker_setup)
+        assert isinstance(engine, OpenaiEngine)
+        assert engine._vocabulary_of() == largest
 
 
 def test_a_servers_speculation_is_warmed_up_and_watched_as_an_engines_own(tmp_path: Path) -> None:

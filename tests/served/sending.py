@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,11 +34,12 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Events where the client asked for a stream, else one whole body."""
+    """Events where the client asked for a stream, else one whole body. `count` is told how many tokens are out."""
 
     tokens: int
     whole: Body | None = None
     events: tuple[Event, ...] = ()
+    count: Callable[[int], None] = lambda tokens: None
 
 
 async def send(
@@ -48,8 +49,9 @@ async def send(
     speed = fault.tokens_per_second if fault and fault.kind is Kind.SLOW else tokens_per_second
     if answer.whole is not None:
         await paced(answer.tokens, speed)
+        answer.count(answer.tokens)
         return await send_whole(request, answer.whole, fault)
-    return await _send_events(request, answer.events, fault, speed)
+    return await _send_events(request, answer, fault, speed)
 
 
 async def silence(seconds: float | None) -> None:
@@ -87,17 +89,18 @@ async def send_whole(request: web.Request, body: Body, fault: Fault | None) -> w
 
 
 async def _send_events(
-    request: web.Request, events: tuple[Event, ...], fault: Fault | None, speed: float | None
+    request: web.Request, answer: Answer, fault: Fault | None, speed: float | None
 ) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
     response.enable_chunked_encoding()
     await response.prepare(request)
-    total, out = max((event.tokens for event in events), default=0), 0
-    for event in events:
+    total, out = max((event.tokens for event in answer.events), default=0), 0
+    for event in answer.events:
         await paced(event.tokens - out, speed)
         if fault and await _ends_here(request, fault, (out, event.tokens, total)):
             return response
         out = event.tokens
+        answer.count(out)
         await response.write(b"data: " + _bytes_of(event.body, fault) + b"\n\n")
     await response.write(_LAST)
     return response

@@ -3,9 +3,10 @@
 /server_info, /v1/models and /get_model_info are tests/sglang_stand_in.py's, with the counts of what is made here. From
 the source: an event of a stream holds *all* ids so far, unless the server runs with --incremental-streaming-output;
 speculation counts are in the last `meta_info` only, and there only after a verification; an unknown sampling
-parameter is an internal error, `top_k` 0 and too long a prompt are refused; `sampling_seed` means something only with
---enable-deterministic-inference; a whole answer names no model; an error inside a stream is an event with status 200;
-`return_logprob` rates the prompt's ids from `logprob_start_len` on.
+parameter is an internal error, `top_k` 0 and too long a prompt are refused; prompt, cap and the places for drafts must
+be below the context; `sampling_seed` means something only with --enable-deterministic-inference; a whole answer names
+no model; an error inside a stream is an event with status 200; `return_logprob` rates the prompt's ids from
+`logprob_start_len` on.
 """
 
 from __future__ import annotations
@@ -132,12 +133,13 @@ class SglangServer(SglangStandIn):
                 f"The input ({prompt} tokens) is longer than the model's context length ({self.context_length}"
                 " tokens).",
             )
-        if prompt + cap > self.context_length:
+        reserved = self.steps + 1 if self.algorithm else 0
+        if prompt + cap + reserved >= self.context_length:
             raise Refused(
                 400,
                 f"Requested token count exceeds the model's maximum context length of {self.context_length} tokens."
-                f" You requested a total of {prompt + cap} tokens: {prompt} tokens from the input messages and {cap}"
-                " tokens for the completion.",
+                f" You requested a total of {prompt + cap + reserved} tokens: {prompt} tokens from the input messages"
+                f" and {cap} tokens for the completion.",
             )
 
     def _sampling(self, given: Body) -> Sampling:

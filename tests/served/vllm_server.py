@@ -10,8 +10,8 @@ the prompt's ids.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiohttp import web
@@ -100,8 +100,7 @@ class VllmServer(VllmStandIn):
             made = await self.answers.make(wanted)
         except Refused as error:
             return web.json_response(error_body(error.status, str(error)), status=error.status)
-        self._count_made(made)
-        answer = self._answer_of(wanted, made, body)
+        answer = replace(self._answer_of(wanted, made, body), count=self._counting(made))
         if answer.whole is not None:
             answer.whole["choices"][0]["prompt_logprobs"] = scores
         return await send(request, answer, request.pop(FAULT, None), self.tokens_per_second)
@@ -109,7 +108,7 @@ class VllmServer(VllmStandIn):
     # --- the request ---
 
     def _wanted(self, body: Body) -> Wanted:
-        if body.get("model", self.served_name) != self.served_name:
+        if body.get("model", self.served_name) not in (self.served_name, *self.aliases):
             raise Refused(404, f"The model `{body['model']}` does not exist.")
         if (body.get("min_p") or body.get("logit_bias")) and self.answers.speculation:
             raise Refused(400, REFUSAL)
@@ -141,14 +140,20 @@ class VllmServer(VllmStandIn):
 
     # --- the answer ---
 
-    def _count_made(self, made: Completion) -> None:
-        self._output += len(made.token_ids)
-        if made.acceptance is None:
-            return
-        self._drafts[0] = self._drafts.get(0, 0) + made.acceptance.drafts
+    def _counting(self, made: Completion) -> Callable[[int], None]:
+        """Counts while the answer is on its way, in proportion to the tokens that are out; before they are sent."""
+        total, seen, counted = len(made.token_ids), made.acceptance or Acceptance(), 0
         positions = self._positions.setdefault(0, [0] * self.num_tokens)
-        for at, count in enumerate(made.acceptance.accepted_by_position):
-            positions[at] += count
+
+        def count(out: int) -> None:
+            nonlocal counted
+            before, counted = counted, out
+            self._output += out - before
+            self._drafts[0] = self._drafts.get(0, 0) + seen.drafts * out // total - seen.drafts * before // total
+            for at, accepted in enumerate(seen.accepted_by_position):
+                positions[at] += accepted * out // total - accepted * before // total
+
+        return count
 
     def _answer_of(self, wanted: Wanted, made: Completion, body: Body) -> Answer:
         usage = _usage(len(wanted.prompt), len(made.token_ids))

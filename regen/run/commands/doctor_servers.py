@@ -16,7 +16,7 @@ from regen.records import Acceptance
 from regen.run.commands.doctor import DoctorOptions, Report, examine_server
 from regen.run.commands.doctor_spec import SpecReport, examine_spec
 from regen.run.speculation.preflight import examine
-from regen.spec import EndpointSpec, RunSpec
+from regen.spec import RunSpec
 from regen.speculative.evidence import Finding, Severity
 from regen.store.storage import open_storage
 
@@ -107,20 +107,18 @@ def examine_servers(spec: RunSpec, seconds: float, say: Callable[[str], None]) -
     """`seconds` for each server. Raises SpecError for the spec's own part, EngineError for its own engine's."""
     findings = examine(spec, resolve_target(spec.target), open_storage(spec.output, spec.store))
     is_readable = not any(finding.code == "draft-unread" for finding in findings)
-    servers = tuple(_visited(endpoint, spec, is_readable, seconds, say) for endpoint in spec.engine.endpoints)
+    servers = tuple(_visited(slot, spec, is_readable, seconds, say) for slot in range(len(spec.engine.endpoints)))
     own = examine_spec(spec, seconds, say) if spec.engine.own.max else None
     return ServersReport(tuple(findings), servers, own)
 
 
-def _visited(
-    endpoint: EndpointSpec, spec: RunSpec, is_readable: bool, seconds: float, say: Callable[[str], None]
-) -> Visited:
-    speculation = spec.speculation
+def _visited(slot: int, spec: RunSpec, is_readable: bool, seconds: float, say: Callable[[str], None]) -> Visited:
+    endpoint, speculation = spec.engine.endpoints[slot], spec.speculation
     expected = speculation.expected if speculation is not None else None
     options = DoctorOptions(
         model=endpoint.model,
         seconds=seconds,
-        concurrency=min(endpoint.slots or spec.engine.slots, _CONCURRENCY),
+        concurrency=min(spec.engine.slots_of(slot), _CONCURRENCY),
         draft=speculation.draft if speculation is not None and is_readable else None,
         api_key_env=endpoint.api_key_env,
         expected=tuple(expected.by_position) if expected is not None else None,

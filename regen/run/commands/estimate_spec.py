@@ -250,17 +250,13 @@ def _held(spec: RunSpec, given: Assumptions, engines: int) -> Resources:
     price = given.gpu_hour_price
     if price is None and spec.price is not None:
         price = spec.price.per_gpu_hour
-    return Resources(_slots(spec, engines), gpus_per_replica(spec) * engines, price)
+    return Resources(spec.engine.slots_with(engines), gpus_per_replica(spec) * engines, price)
 
 
 def _own_engines(spec: RunSpec) -> list[int]:
     """The fewest and the most; with none at all and no server, nothing is ever made."""
     fewest = spec.engine.own.min if spec.engine.endpoints else max(1, spec.engine.own.min)
     return sorted({fewest, max(fewest, spec.engine.own.max)})
-
-
-def _slots(spec: RunSpec, engines: int) -> int:
-    return sum(one.slots or spec.engine.slots for one in spec.engine.endpoints) + spec.engine.slots * engines
 
 
 def source_facts(spec: RunSpec, summary: PlanSummary, totals: Totals) -> list[SourceFacts]:
@@ -311,7 +307,7 @@ def known_speed(
         if choice is not None and figures["arm"] == choice.arm:
             one = Range(figures["low"], figures["tokens_per_second"], figures["high"])
             return FullSpeed(one.times(engines), SpeedBasis.CALIBRATED)
-    return measured_speed(tally_of(newest_tally(records)), totals, _slots(spec, engines))
+    return measured_speed(tally_of(newest_tally(records)), totals, spec.engine.slots_with(engines))
 
 
 def measured_speed(tally: Tally, totals: Totals, slots: int) -> FullSpeed | None:

@@ -6,12 +6,11 @@ that it knows each engine that may hold rows. What is said of an engine that was
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from regen.records import WORKING_STATES, Places, ReplicaState, ReplicaStats, WorkerId
-from regen.run.fleet.fleet import OVERSUBSCRIPTION, Fleet
+from regen.run.fleet.fleet import Fleet, rows_held_at_most
 from regen.run.fleet.roster import Roster, Work
 from regen.run.schedule import Schedule
 from regen.spec import EngineSpec
@@ -60,7 +59,7 @@ class FleetDuty:
     @property
     def open_slots(self) -> frozenset[int]:
         """Those that have an engine, or are to have one."""
-        return frozenset(self._roster.open_slots)
+        return self._roster.open_slots
 
     @property
     def there(self) -> frozenset[int]:
@@ -94,15 +93,18 @@ class FleetDuty:
             self._roster.gone(worker.slot, now)
 
     def told(self, places: Places, now: float) -> None:
-        """What the driver knows of slots. It may be old by the time of an exchange, which says that one is there."""
-        self.places = places
+        """What the driver knows of slots. It may be old by the time of an exchange, which says that one is there.
+
+        Slots that are lost when it is told first were lost before this coordinator: nobody knows how.
+        """
+        is_first, self.places = self.places is None, places
         for slot in places.placed:
             self._roster.placed(slot, now)
         for slot in places.pending:
             self._roster.pending(slot, now)
         newly_lost = places.lost - self._lost
         for slot in newly_lost:
-            self._roster.lost(slot, now)
+            self._roster.lost(slot, now, may_have_been_up=is_first)
             self.fleet.lost(slot)
         self._lost |= newly_lost
         self._newly_lost |= newly_lost
@@ -144,4 +146,4 @@ class FleetDuty:
 def _free(up: Mapping[int, ReplicaStats], schedule: Schedule) -> int:
     """Rows that they would take."""
     running = ((slot, stats.slots) for slot, stats in up.items() if stats.state is ReplicaState.RUNNING)
-    return sum(max(0, math.ceil(slots * OVERSUBSCRIPTION) - schedule.held_by(slot)) for slot, slots in running)
+    return sum(max(0, rows_held_at_most(slots) - schedule.held_by(slot)) for slot, slots in running)

@@ -5,6 +5,7 @@ Counts never fall: what an engine has made stays counted when the next one of it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -12,6 +13,11 @@ from regen.records import WORKING_STATES, EngineCounters, ReplicaState, ReplicaS
 
 # A replica holds more rows than slots, so that a free slot finds the next prompt already in the engine's queue.
 OVERSUBSCRIPTION = 1.25
+
+
+def rows_held_at_most(slots: int) -> int:
+    """By a replica of so many slots."""
+    return math.ceil(slots * OVERSUBSCRIPTION)
 
 
 class Fleet:

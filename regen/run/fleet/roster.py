@@ -13,7 +13,8 @@ Guarantees, whatever the order of events:
   closed then, or when for so long the run was to end before its engine would be up, or another waited too. Never below
   `fewest`, nor below two while there are suspects. So what was released is opened again only for rows that came back.
 - While settings are compared none is released, and none waits for room: it would take that of an engine which makes way
-  for the next setting.
+  for the next setting. `fewest` may wait, but for `IDLE_SECONDS`, and are open again when the comparison has ended. One
+  always may, and two while there are suspects.
 - Where the number is not fixed, another number takes the place of a lost slot, up to `most`. When `MOST_NEVER_UP` slots
   were lost one after the other without an engine that was ever up, none does: the next ones would fail like them.
 
@@ -103,6 +104,8 @@ class Roster:
     def placed(self, slot: int, now: float) -> None:
         """The cluster has room for the slot's engine, or an engine was heard there."""
         if slot not in self._closed - self._withdrawn:
+            if slot not in self._placed:
+                self._idle_since.pop(slot, None)  # it has waited for room until now, and not for rows
             self._open_slot(slot)
             self._placed.add(slot)
             self._new.discard(slot)
@@ -112,7 +115,8 @@ class Roster:
         if slot in self._releasing:
             self._close(slot)
         elif slot not in self._closed:
-            self._ended(slot)
+            if slot in self._placed:
+                self._ended(slot)
             self._open_slot(slot)
 
     def gone(self, slot: int, now: float) -> None:
@@ -126,13 +130,13 @@ class Roster:
         if slot in self._own:
             self._close(slot)
 
-    def lost(self, slot: int, now: float) -> None:
-        """The slot never gets an engine again."""
+    def lost(self, slot: int, now: float, may_have_been_up: bool = False) -> None:
+        """The slot never gets an engine again. `may_have_been_up`: before this roster, and nobody knows."""
         if slot in self._lost:
             return
         self._close(slot)
         self._lost.add(slot)
-        if slot in self._own and slot not in self._ever_up:
+        if slot in self._own and slot not in self._ever_up and not may_have_been_up:
             self._never_up += 1
 
     def look(self, work: Work, now: float) -> None:
@@ -140,7 +144,8 @@ class Roster:
         self._see_who_is_up(work)
         floor = self._floor(work)
         if work.is_comparing:
-            self._withdraw_new(floor)
+            most, floor = floor, self._floor_of_comparison(work, floor)
+            self._withdraw_waiting(floor, most, now)
         else:
             self._shrink(work, floor, now)
         self._grow(work, floor)
@@ -181,10 +186,17 @@ class Roster:
                 placed.remove(slot)
                 self._releasing.add(slot)
 
-    def _withdraw_new(self, floor: int) -> None:
-        """The highest numbers first."""
-        for slot in sorted(self._new, reverse=True)[: max(0, len(self._staying) - floor)]:
-            self._withdraw(slot)
+    def _floor_of_comparison(self, work: Work, floor: int) -> int:
+        return floor if self._is_fixed or work.has_suspects else min(floor, 1)
+
+    def _withdraw_waiting(self, floor: int, most: int, now: float) -> None:
+        """The highest numbers first: new ones beyond `most` at once, any above `floor` that has waited long enough."""
+        staying = self._staying
+        for slot in sorted(set(staying) - self._placed, key=lambda slot: (slot in self._new, slot), reverse=True):
+            has_waited = self._is_idle(slot, True, now)
+            if len(staying) > (floor if has_waited else most if slot in self._new else len(staying)):
+                staying.remove(slot)
+                self._withdraw(slot)
 
     def _is_idle(self, slot: int, is_now: bool, now: float) -> bool:
         """Since long enough."""

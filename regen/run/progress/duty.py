@@ -9,7 +9,6 @@ An estimate is for people, and for decisions that do without one: a defect in it
 from __future__ import annotations
 
 import asyncio
-import math
 import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -25,7 +24,7 @@ from regen.observe.lengths import Running
 from regen.observe.rate import RecentRate
 from regen.observe.speed import Beat
 from regen.records import Eta, EtaState, Lease
-from regen.run.fleet.fleet import OVERSUBSCRIPTION, Fleet
+from regen.run.fleet.fleet import Fleet, rows_held_at_most
 from regen.run.progress.remaining import (
     Grouping,
     Remaining,
@@ -237,7 +236,7 @@ def _grouping(setup: RunSetup, journal: Journal, reopened: Reopened, is_restart:
     if is_restart or not len(made):
         return Grouping(retried=retried)
     slots = map(engine.slots_of, range(engine.most_replicas))
-    most = _OTHER_FLEETS * sum(math.ceil(one * OVERSUBSCRIPTION) for one in slots)
+    most = _OTHER_FLEETS * sum(map(rows_held_at_most, slots))
     return Grouping(interrupted(made, journal.done, most), retried)
 
 

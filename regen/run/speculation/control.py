@@ -148,12 +148,13 @@ class SpeculationControl:
         """Where engines are now, or will be soon. Of a fleet that changes nothing is compared before the first call."""
         came, left = slots - self._open, self._open - slots
         self._open, self._are_slots_told = slots, True
-        for slot in left & self._ever_heard:
-            if self._guard is not None:
+        if self._guard is not None:
+            for slot in left & self._ever_heard:
                 self._guard.left(slot, now)
-            if self._calibration is not None:
-                self._calibration.slot_left(slot)
         if self._calibration is not None:
+            # With a fixed number the engine of one that was never heard is bound to come.
+            for slot in left & self._ever_heard if self._is_fixed else left:
+                self._calibration.slot_left(slot)
             for slot in came:
                 self._calibration.slot_joined(slot)
 
@@ -176,7 +177,9 @@ class SpeculationControl:
         if stats.state in WORKING_STATES and before.state in WORKING_STATES and self._calibration is not None:
             self._calibration.add(window_between(worker.slot, before, stats))
         if stats.state is ReplicaState.RUNNING and self._guard is not None and not engine.is_replaced:
-            self._guard.counters(worker.slot, now, stats.counters.output_tokens, stats.counters.acceptance)
+            counters = stats.counters
+            tokens = counters.output_tokens if counters.counted_tokens is None else counters.counted_tokens
+            self._guard.counters(worker.slot, now, tokens, counters.acceptance)
 
     def generation(self, slot: int, source: str, prompt_tokens: int, acceptance: Acceptance | None) -> None:
         """One finished generation of a replica."""
@@ -184,13 +187,16 @@ class SpeculationControl:
         if self._guard is not None and engine is not None and engine.has_worked:
             self._guard.generation(slot, source, prompt_tokens, acceptance)
 
-    def worker_gone(self, worker: WorkerId) -> None:
-        """This engine has ended. One that has never worked may have died of its setting: twice, and it is left out."""
+    def worker_gone(self, worker: WorkerId, is_to_blame: bool = True) -> None:
+        """This engine has ended. One that has never worked may have died of its setting: twice, and it is left out.
+
+        Not `is_to_blame`: it was told to leave, or its node or server went away, and that says nothing of its setting.
+        """
         engine = self._engines.get(worker.slot)
         if engine is None or engine.worker != worker:
             return
         del self._engines[worker.slot]
-        if engine.is_replaced or engine.has_worked:
+        if not is_to_blame or engine.is_replaced or engine.has_worked:
             return
         if self._is_comparison_due:
             self._begin_to_compare(worker.slot)

@@ -90,7 +90,7 @@ class GuardDuty:
         self._guard.left(slot, now)
 
     def counters(self, slot: int, now: float, output_tokens: int, acceptance: Acceptance | None) -> None:
-        """Totals since the engine started."""
+        """Totals since the engine started: tokens that `acceptance` covers, and it."""
         self._guard.counters(slot, now, output_tokens, acceptance)
 
     def generation(self, slot: int, source: str, prompt_tokens: int, acceptance: Acceptance | None) -> None:

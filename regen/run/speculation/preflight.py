@@ -63,17 +63,27 @@ def examine_lengths(spec: RunSpec, target: Target, storage: Storage) -> list[Fin
 def require_healthy(findings: Iterable[Finding], say: Callable[[str], None]) -> None:
     """Say warnings and notes. Raises PreflightRefused with every finding that refuses."""
     found = list(findings)
-    for finding in found:
-        if finding.severity is not Severity.REFUSE:
-            say(f"{'warning' if finding.severity is Severity.WARN else 'note'}: {finding}")
+    tell(found, say)
     refuse(found)
 
 
-def refuse(findings: Iterable[Finding]) -> None:
-    """Raises PreflightRefused with every finding that refuses, if there is one."""
-    refused = [str(finding) for finding in findings if finding.severity is Severity.REFUSE]
-    if refused:
-        raise PreflightRefused("preflight refuses this run:\n" + "\n".join(refused))
+def tell(findings: Iterable[Finding], say: Callable[[str], None]) -> None:
+    """Warnings and notes, a line each."""
+    for finding in findings:
+        if finding.severity is not Severity.REFUSE:
+            say(f"{'warning' if finding.severity is Severity.WARN else 'note'}: {finding}")
+
+
+def refuse(findings: Iterable[Finding], whom: str = "this run", how_else: Callable[[str], str] | None = None) -> None:
+    """Raises PreflightRefused with every finding that refuses, if there is one.
+
+    `how_else` makes of their codes the last line: how to go on all the same.
+    """
+    if refused := [finding for finding in findings if finding.severity is Severity.REFUSE]:
+        lines = [f"preflight refuses {whom}:", *map(str, refused)]
+        if how_else is not None:
+            lines.append(how_else(", ".join(sorted({finding.code for finding in refused}))))
+        raise PreflightRefused("\n".join(lines))
 
 
 def _evidence(spec: RunSpec, speculation: SpeculationSpec, target: Target) -> Evidence:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from regen.checkpoints import Checkpoint
 from regen.data.checkpoint import read_checkpoint
 from regen.data.model_files import LocalFiles, model_files
-from regen.errors import PreflightRefused
+from regen.run.speculation.preflight import refuse, tell
 from regen.served import Asked, ServerFacts
 from regen.spec import SpeculationSpec
 from regen.speculative.evidence import Finding, Severity
@@ -48,7 +48,7 @@ def approve(
     """
     found = examine_served(facts, speculation, target_folder)
     said_before = _OF_FILES if speculation is not None and speculation.draft is not None else frozenset()
-    _say([finding for finding in found if finding.code not in said_before], facts, say)
+    _tell([finding for finding in found if finding.code not in said_before], facts, say)
     _refuse(found, facts)
 
 
@@ -64,22 +64,20 @@ def approve_answers(
     judged = with_accepted(found, speculation.accept)
     if speculation.gate == "warn":
         judged = [replace(one, severity=Severity.WARN) if one.severity is Severity.REFUSE else one for one in judged]
-    _say(judged, facts, say)
+    _tell(judged, facts, say)
     _refuse(judged, facts)
 
 
-def _say(findings: Iterable[Finding], facts: ServerFacts, say: Callable[[str], None]) -> None:
-    for finding in findings:
-        if finding.severity is not Severity.REFUSE:
-            say(f"{facts.url}: {'warning' if finding.severity is Severity.WARN else 'note'}: {finding}")
+def _tell(findings: Iterable[Finding], facts: ServerFacts, say: Callable[[str], None]) -> None:
+    tell(findings, lambda line: say(f"{facts.url}: {line}"))
 
 
 def _refuse(findings: Iterable[Finding], facts: ServerFacts) -> None:
-    if refused := [finding for finding in findings if finding.severity is Severity.REFUSE]:
-        codes = ", ".join(sorted({finding.code for finding in refused}))
-        how_else = f"(To go on all the same: a speculation section with accept: [{codes}].)"
-        lines = [f"preflight refuses the server at {facts.url}:", *map(str, refused), how_else]
-        raise PreflightRefused("\n".join(lines))
+    refuse(findings, f"the server at {facts.url}", _how_else)
+
+
+def _how_else(codes: str) -> str:
+    return f"(To go on all the same: a speculation section with accept: [{codes}].)"
 
 
 def is_here(facts: ServerFacts, path: str) -> bool:

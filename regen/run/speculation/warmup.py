@@ -93,7 +93,7 @@ class _WarmUp:
         self._slots = slots
         self._on_tokens = on_tokens
         self._temperature = temperature
-        self._before = engine.counters().acceptance
+        self._before = engine.counters()
         self._requests: dict[int, GenerationRequest] = {}
         self._numbers = itertools.count()
         self._cut: deque[_Task] = deque()
@@ -227,14 +227,18 @@ class _WarmUp:
     # --- what was seen ---------------------------------------------------------------------------
 
     def _report(self) -> WarmupReport:
-        return WarmupReport(0.0, self._answers, self._degenerate, self._output_tokens, self._acceptance())
+        """Of the tokens no more than the counters cover: a server may not have counted the last ones yet."""
+        counted, tokens = self._engine.counters().counted_tokens, self._output_tokens
+        if counted is not None:
+            tokens = min(tokens, counted - (self._before.counted_tokens or 0))
+        return WarmupReport(0.0, self._answers, self._degenerate, tokens, self._acceptance())
 
     def _acceptance(self) -> Acceptance | None:
         """None: not counted. An engine that says of each answer that nothing was drafted does count."""
         now = self._engine.counters().acceptance
         if now is None:
             return Acceptance() if self._answers and self._all_counted_zero else None
-        return _less(_less(now, self._before or Acceptance()), self._left_out)
+        return _less(_less(now, self._before.acceptance or Acceptance()), self._left_out)
 
     async def _rate(
         self, row: PlannedRow, request: GenerationRequest, completion: Completion

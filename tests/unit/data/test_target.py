@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from regen.data.target import identity, resolve_target
+from regen.data.target import config_vocabulary, identity, resolve_target
 from regen.errors import SpecError
 from regen.spec import TargetSpec
-from tests.toy_target import END_ID, build_toy_target
+from tests.toy_target import END_ID, VOCAB_SIZE, build_toy_target
 
 
 @pytest.fixture
@@ -82,6 +82,14 @@ def test_the_context_of_a_nested_config_is_found(toy):
     del config["max_position_embeddings"]
     (toy / "config.json").write_text(json.dumps(config | {"text_config": {"max_position_embeddings": 4096}}))
     assert resolved(toy).context_tokens == 4096
+
+
+def test_the_vocabulary_of_a_config_nested_or_not(toy):
+    assert config_vocabulary(toy) == VOCAB_SIZE
+    (toy / "config.json").write_text(json.dumps({"text_config": {"vocab_size": 320}}))
+    assert config_vocabulary(toy) == 320
+    (toy / "config.json").write_text("{}")
+    assert config_vocabulary(toy) == 0
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "chat_template.jinja"])

@@ -111,6 +111,39 @@ def test_an_error_within_a_stream_is_judged_as_its_status(error: object, blame: 
     assert "no" in caught.value.failure.detail
 
 
+def test_an_sglang_refusal_in_a_stream_is_the_rows_own_and_a_later_error_is_the_moments() -> None:
+    """It has status 200 and names no code."""
+    refusal = {"error": {"message": "the input is longer than the context"}}
+    with pytest.raises(RequestFailed, match="longer than the context") as caught:
+        stream(SGLANG).take(json.dumps(refusal).encode())
+    assert caught.value.failure.blame is Blame.ROW
+    for made, error in (
+        (stream(SGLANG), {"error": {"message": "busy", "code": 503}}),
+        (stream(VLLM), refusal),
+        (stream(SGLANG), refusal),
+    ):
+        made.take(json.dumps(sglang([7], 1) if error is refusal else {}).encode())
+        with pytest.raises(RequestFailed) as caught:
+            made.take(json.dumps(error).encode())
+        assert caught.value.failure.blame is (Blame.MOMENT if error is refusal else Blame.OVERLOAD)
+
+
+@pytest.mark.parametrize(("counted", "is_taken"), [(2, True), (None, True), (1, False), (3, False)])
+def test_an_answer_to_a_prompt_of_another_length_is_none(counted: int | None, is_taken: bool) -> None:
+    """A server may cut a prompt to its own context, or add to it."""
+    of_others, of_sglang = stream(OTHER), stream(SGLANG)
+    last = {"model": "target", "choices": [], "usage": {"completion_tokens": 1, "prompt_tokens": counted}}
+    fed(of_others, event(None, "a", finish_reason="stop"), last)
+    fed(of_sglang, sglang([2], 1, STOPPED, prompt_tokens=counted))
+    for made in (of_others, of_sglang):
+        if is_taken:
+            made.ended()
+            continue
+        with pytest.raises(RequestFailed, match="another prompt") as caught:
+            made.ended()
+        assert caught.value.failure.blame is Blame.MOMENT
+
+
 def test_text_without_ids_is_evidence_of_life_and_no_ids() -> None:
     made = stream(OTHER)
     assert fed(made, event(None, "a"), event(None, "b", finish_reason="length")) == [1, 1, 0]

@@ -24,6 +24,7 @@ def test_vllm_is_sent_every_field() -> None:
     assert (body["stop"], body["stop_token_ids"]) == (["END"], [2, 7])
     assert body["repetition_detection"] == {"max_pattern_size": 32, "min_pattern_size": 2, "min_count": 5}
     assert body["return_token_ids"] is True
+    assert body["watermarking"] is False  # unset means on, where the server has one
     assert body["stream_options"] == {"include_usage": True}
 
 
@@ -78,7 +79,9 @@ def test_every_field_of_a_sampling_is_sent_or_refused() -> None:
         (SGLANG, "0.5.5", False, replace(NEUTRAL, repetition_max_pattern_tokens=8), "repetition_detection"),
         (VLLM, "0.11.0", False, replace(NEUTRAL, repetition_max_pattern_tokens=8), "repetition_detection"),
         (VLLM, None, False, replace(NEUTRAL, repetition_max_pattern_tokens=8), "repetition_detection"),
-        (SGLANG, "0.5.5", False, replace(NEUTRAL, repetition_penalty=2.5), "repetition_penalty"),
+        (SGLANG, "0.5.5", False, replace(NEUTRAL, repetition_penalty=1.05), "repetition_penalty"),
+        (SGLANG, "0.5.5", True, replace(NEUTRAL, presence_penalty=0.5), "presence_penalty"),
+        (SGLANG, "0.5.5", True, replace(NEUTRAL, frequency_penalty=-0.5), "frequency_penalty"),
         (OTHER, None, False, replace(NEUTRAL, top_k=20), "top_k"),
         (OTHER, None, False, replace(NEUTRAL, min_p=0.1), "min_p"),
         (OTHER, None, False, replace(NEUTRAL, repetition_penalty=1.1), "repetition_penalty"),
@@ -97,3 +100,12 @@ def test_what_a_server_takes_is_not_named() -> None:
     assert not_taken(VLLM, "0.32.0", False, ODD) == ()
     assert not_taken(VLLM, "1.0.2rc1", False, ODD) == ()
     assert not_taken(SGLANG, "0.5.5", False, replace(NEUTRAL, min_p=0.1, top_k=20)) == ()
+    penalties = replace(NEUTRAL, presence_penalty=0.5, frequency_penalty=0.5)
+    assert not_taken(SGLANG, "0.5.5", False, penalties) == ()
+    assert not_taken(VLLM, "0.32.0", True, replace(penalties, repetition_penalty=1.05)) == ()
+
+
+def test_a_penalty_that_the_target_brings_along_is_said_with_what_turns_it_off() -> None:
+    (found,) = not_taken(SGLANG, "0.5.5", False, replace(NEUTRAL, repetition_penalty=1.05))
+    assert "sampling.repetition_penalty: 1" in found
+    assert "generation_config.json" in found

@@ -69,6 +69,19 @@ def test_the_draft_of_a_row_is_the_specs_or_the_servers() -> None:
     assert draft_of(replace(FACTS, speculation=Speculation("NGRAM")), None) == "ngram"
 
 
+@pytest.mark.parametrize(
+    ("speculation", "is_deterministic", "said"),
+    [(None, True, None), (None, False, "--enable-deterministic-inference"), (ON, True, "it speculates: seeds")],
+)
+def test_what_becomes_of_seeds_at_an_sglang_server(
+    speculation: Speculation | None, is_deterministic: bool, said: str | None
+) -> None:
+    facts = replace(FACTS, kind=ServerKind.SGLANG, speculation=speculation, is_deterministic=is_deterministic)
+    assert losses(facts, True, True, True, is_sampled=False) == ()
+    text = " ".join(losses(facts, True, True, True, is_sampled=True))
+    assert (said in text) if said else text == ""
+
+
 def test_losses_are_said_and_nothing_else() -> None:
     assert losses(FACTS, gives_ids=True, gives_counters=True, shows_tokenizer=True, is_sampled=True) == ()
     other = replace(FACTS, kind=ServerKind.OTHER, context_tokens=None)

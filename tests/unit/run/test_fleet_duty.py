@@ -134,3 +134,16 @@ def test_a_lost_slot_is_told_once_and_another_takes_its_place() -> None:
 def test_servers_are_open_from_the_first_moment() -> None:
     endpoints = [{"url": "http://a:1"}, {"url": "http://b:1"}]
     assert duty("auto", endpoints=endpoints).open_slots == {0, 1}
+
+
+def test_slots_that_were_lost_before_this_coordinator_may_have_been_up_and_are_replaced() -> None:
+    fleet, rows = duty({"min": 1, "max": 4}), schedule()
+    fleet.told(Places(lost=frozenset({0, 1})), 0.0)
+    fleet.look(rows, QUIET, 0.0)
+    assert fleet.open_slots == {2}
+    fleet.told(Places(lost=frozenset({0, 1, 2})), 1.0)
+    fleet.look(rows, QUIET, 1.0)
+    assert fleet.open_slots == {3}
+    fleet.told(Places(lost=frozenset({0, 1, 2, 3})), 2.0)
+    fleet.look(rows, QUIET, 2.0)
+    assert not fleet.open_slots

@@ -140,18 +140,21 @@ def test_a_second_slot_is_opened_for_suspects_whatever_room_there_is() -> None:
     assert roster.open_slots == {0, 1}
 
 
-def test_while_settings_are_compared_nothing_is_released_and_none_waits_but_for_its_next_engine() -> None:
+def test_while_settings_are_compared_nothing_is_released_and_none_waits_long_but_for_its_next_engine() -> None:
     roster = grown(0, 1, 5, engines=3)
     assert roster.open_slots == {0, 1, 2, 3}
     roster.gone(1, 99.0)
     idle = up(TAIL, 0, 2, rows=0, is_comparing=True)
-    for now in (100.0, 100.0 + LATER, 100.0 + 2 * LATER):
+    for now in (100.0, 100.0 + IDLE_SECONDS - 1):
         roster.look(idle, now)
         assert roster.open_slots == {0, 1, 2}
         assert roster.waiting == {1}
         roster.pending(1, now)
+    roster.look(idle, 100.0 + LATER)
+    assert roster.open_slots == {0, 2}, "an engine that makes way would find its room taken"
     assert not roster.to_release
     roster.look(up(BUSY, 0, 2), 200.0)
+    assert roster.open_slots == {0, 1, 2}
     roster.placed(1, 200.0)
     roster.look(up(BUSY, 0, 1, 2), 201.0)
     assert roster.open_slots == {0, 1, 2, 3}, "it is over, and the fleet grows on"
@@ -166,13 +169,34 @@ def test_of_several_that_wait_when_settings_are_compared_the_lowest_stay() -> No
     assert roster.open_slots == {0, 3}
 
 
-def test_while_settings_are_compared_the_fewest_may_wait() -> None:
-    roster = Roster(0, 2, 5)
-    roster.look(BUSY, 0.0)
+@pytest.mark.parametrize(
+    ("fewest", "most", "has_suspects", "kept"),
+    [(3, 5, False, {0}), (3, 5, True, {0, 1, 2}), (3, 3, False, {0, 1, 2}), (1, 5, True, {0, 1})],
+)
+def test_while_settings_are_compared_the_fewest_wait_for_a_while(
+    fewest: int, most: int, has_suspects: bool, kept: set[int]
+) -> None:
+    roster = Roster(0, fewest, most)
+    roster.look(replace(BUSY, has_suspects=has_suspects), 0.0)
+    opened = roster.open_slots
     roster.placed(0, 1.0)
-    for now in (2.0, 2.0 + LATER):
-        roster.look(up(BUSY, 0, is_comparing=True), now)
-        assert roster.open_slots == {0, 1}
+    comparing = up(BUSY, 0, is_comparing=True, has_suspects=has_suspects)
+    roster.look(comparing, 2.0)
+    assert roster.open_slots == opened
+    roster.look(comparing, 2.0 + LATER)
+    assert roster.open_slots == kept
+    roster.look(up(BUSY, 0), 3.0 + LATER)
+    assert roster.open_slots >= opened, "it is over"
+
+
+def test_what_had_to_wait_for_room_may_then_be_without_rows_as_long_as_any() -> None:
+    roster = Roster(0, 1, 2)
+    roster.placed(0, 0.0)
+    roster.pending(1, 0.0)
+    roster.look(up(TAIL, 0), 0.0)
+    roster.placed(1, IDLE_SECONDS - 1)
+    roster.look(up(TAIL, 0, 1, rows=0), LATER)
+    assert not roster.to_release
 
 
 def test_what_was_released_is_opened_again_when_rows_came_back() -> None:
@@ -301,13 +325,12 @@ def test_an_engine_that_comes_up_shows_that_others_may() -> None:
     assert roster.open_slots == {0, 2, 4, 6, 7}
 
 
-@pytest.mark.parametrize("is_comparing", [False, True])
-def test_the_one_that_waits_goes_on_waiting_where_it_is_one_of_the_fewest(is_comparing: bool) -> None:
+def test_the_one_that_waits_goes_on_waiting_where_it_is_one_of_the_fewest() -> None:
     roster = Roster(0, 2, 8)
     roster.placed(0, 0.0)
     roster.pending(3, 0.0)
     for now in (1.0, 1.0 + LATER):
-        roster.look(up(TAIL, 0, is_comparing=is_comparing), now)
+        roster.look(up(TAIL, 0), now)
     assert roster.open_slots == {0, 3}
 
 
@@ -401,6 +424,8 @@ def _check_step(
     own = set(range(servers, most))
     servers_here = servers - len(lost & set(range(servers)))
     floor = max(fewest - servers, (2 - servers_here) * work.has_suspects, (1 - servers_here) * bool(work.queued))
+    if work.is_comparing and not work.has_suspects and fewest < most:
+        floor = min(floor, 1)
     staying = (roster.open_slots & own) - roster.to_release
     if roster._never_up < MOST_NEVER_UP or fewest == most:
         assert len(staying) >= min(floor, len(own - lost - roster.to_release)), "too few are open"

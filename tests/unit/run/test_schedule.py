@@ -80,7 +80,8 @@ def test_the_same_exchange_again_gets_the_same_rows_whatever_came_back_meanwhile
     first = leased(made.report(asked, now=0))
     lost = leased(made.report(report(OTHER, free_slots=2), now=0))
     made.worker_gone(OTHER)  # its rows stand first in the queue
-    assert leased(made.report(asked, now=1)) == first
+    again = made.report(asked, now=1)
+    assert (leased(again), again.is_repeat) == (first, True)
     assert leased(made.report(report(WorkerId(1, 1), free_slots=2), now=1)) == lost
 
 

@@ -211,6 +211,17 @@ def test_one_failed_start_is_no_verdict_and_two_are() -> None:
     assert control.assignment(0).arm == OFF
 
 
+@pytest.mark.parametrize("replicas", [1, {"min": 1, "max": 3}])
+def test_nodes_that_go_while_an_engine_starts_say_nothing_of_its_setting(replicas: object) -> None:
+    control = SpeculationControl(make_setup(calibration={"arms": 2}, replicas=replicas), [])
+    for incarnation in range(5):
+        control.hear(WorkerId(0, incarnation), stats(ReplicaState.STARTING), 0.0)
+        control.worker_gone(WorkerId(0, incarnation), is_to_blame=False)
+        control.tick(1.0, 1e5)
+    assert not decided(control)
+    assert control.status().phase != "decided"
+
+
 def test_an_engine_that_has_worked_may_die_without_a_verdict_on_its_setting() -> None:
     control = SpeculationControl(make_setup(calibration={"arms": 2}), [])
     for incarnation in range(4):
@@ -319,6 +330,15 @@ def test_a_coordinator_that_takes_over_compares_nothing_before_it_knows_who_is_t
     assert control.status().phase == "decided", (
         "it knows how long that engine took to start, and that too little is left"
     )
+
+
+def test_a_replica_that_never_got_room_is_compared_no_more_when_its_slot_is_closed() -> None:
+    """It was counted in, since the first engine was up before it was clear that there is no room for another."""
+    control = begun(2)
+    assert control.assignment(1).is_trial
+    control.slots_open(frozenset({0}), 30.0)
+    control.slots_open(frozenset({0, 1}), 60.0)
+    assert arms_of(control, 0, 1) == [("configured", True), ("configured", False)], "it has joined, and shows nothing"
 
 
 @pytest.mark.parametrize("state", [ReplicaState.STARTING, ReplicaState.WARMING])

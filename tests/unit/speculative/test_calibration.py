@@ -359,6 +359,20 @@ def test_a_compared_replica_that_comes_back_is_a_bystander_and_the_last_one_is_w
     assert made.choice is not None
 
 
+def test_those_that_joined_tell_the_time_while_all_that_are_compared_say_nothing() -> None:
+    run = SimulatedRun(replicas=2, spec=TWO, start_seconds=40.0)
+    made, seconds = run.calibration, 0
+    made.slot_left(1)
+    made.slot_joined(1)
+    made.engine_started(0, "configured", 40.0)
+    while made.choice is None:
+        made.add(Window(1, "configured", 4.0, 400_000, True, 0, 0, 0, 0, 0))
+        seconds += 4
+        assert seconds < 30 * TWO.window_seconds + 3 * 40 + 20, "they would say so for ever"
+    assert "replica 0 has said nothing" in made.choice.reason
+    assert seconds > 10 * TWO.window_seconds
+
+
 def test_without_any_replica_that_takes_part_it_is_undecided() -> None:
     run = SimulatedRun(replicas=3, spec=TWO)
     run.calibration.slot_lost(2)
