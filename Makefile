@@ -26,7 +26,7 @@ QUIETLY := --quiet --quiet --disable-pip-version-check
 HAS_311 := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 
 .DELETE_ON_ERROR:
-.PHONY: help setup model demo check test test-fast chaos bench bench-calibration bench-memory clean
+.PHONY: help setup model demo check test test-fast chaos bench bench-calibration bench-memory bench-feeding bench-in-flight clean
 
 help:
 	@echo "make setup      virtual environment with regen and its engine (ENGINE=gpu for GPUs), once per pyproject.toml"
@@ -39,6 +39,8 @@ help:
 	@echo "make bench      output tokens per second against offline LLM.chat (PAIRS=$(PAIRS))"
 	@echo "make bench-calibration HEAD=folder PROMPTS=file   what calibration chooses, against each setting by itself"
 	@echo "make bench-memory   what coordinator and worker hold in memory over ROWS=$(ROWS) rows"
+	@echo "make bench-feeding     slots busy, prefix hits, and a cache short of room, on the real engine (PAIRS=$(PAIRS))"
+	@echo "make bench-in-flight   what limiting the rows in flight is worth, simulated"
 	@echo "make clean      removes .venv, .models and caches; keeps runs/"
 
 # --- setup -----------------------------------------------------------------------------------------------------------
@@ -142,6 +144,12 @@ bench-calibration: $(SETUP) $(MODEL)/model.safetensors
 
 bench-memory: $(SETUP)
 	$(BIN)/python -m benchmarks.memory --rows $(ROWS)
+
+bench-feeding: $(SETUP) $(MODEL)/model.safetensors
+	VLLM_CPU_KVCACHE_SPACE=1 $(BIN)/python -m benchmarks.feeding --model $(MODEL) --pairs $(PAIRS)
+
+bench-in-flight: $(SETUP)
+	$(BIN)/python -m benchmarks.in_flight
 
 clean:
 	rm -rf $(VENV) .models build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

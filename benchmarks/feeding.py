@@ -10,7 +10,8 @@ step of the engine written down.
 - `order`: rows that share eight long system prompts, over a cache that does not hold all: share of prompt tokens found
   in the prefix cache, in the plan's order.
 
-What is timed goes from the first step to the last row's lease, so the tail has no share in it; the whole is beside it.
+What is timed goes from the first full step to the last row's lease: ramp and tail have no share in it. The whole is
+beside it.
 """
 
 from __future__ import annotations
@@ -42,10 +43,15 @@ from regen.spec import parse_spec
 RESULTS = Path(__file__).parent / "results" / "feeding.json"
 SLOTS = 32
 MAX_MODEL_LEN = 1024
-ENGINE_ARGS: dict[str, Any] = {"enforce_eager": True, "max_num_batched_tokens": 4096, "seed": 0}
-# SmolLM2-135M: 30 layers x 2 x 3 heads x 64 x 2 bytes a token.
-BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 2
-ROOMY_BYTES = 2**30
+# A cache is made small by its number of blocks: on a CPU, vLLM takes its size in whole GiB.
+BLOCK_TOKENS = 32
+ENGINE_ARGS: dict[str, Any] = {
+    "enforce_eager": True,
+    "max_num_batched_tokens": 4096,
+    "seed": 0,
+    "block_size": BLOCK_TOKENS,
+}
+ROOMY_TOKENS = SLOTS * MAX_MODEL_LEN
 SYSTEM_PROMPTS, SYSTEM_WORDS = 8, 300
 
 
@@ -63,7 +69,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """What steps show. Shares are of the time, or of the steps, until the last row was leased."""
+    """What steps show. Fed is the time from the first step that had all slots or requests that wait, to the last lease.
+
+    `busy_share` is of slot-seconds, `starved_step_share` of steps in that time; `ramp_steps` came before it.
+    """
 
     rows: int
     output_tokens: int
@@ -73,6 +82,7 @@ class Fed:
     fed_tokens_per_second: float
     busy_share: float
     starved_step_share: float
+    ramp_steps: int
     preemptions_per_row: float
     kv_usage_mean: float
     prefix_hit_share: float
@@ -80,9 +90,10 @@ class Fed:
 
 
 def summarise(steps: Sequence[Step], slots: int, last_lease_at: float, rows: int, last: EngineCounters) -> Fed:
-    """The first step's time is not known, only its end: it is where the clock begins."""
+    """A first step's time is not known, only its end: it is where a clock begins."""
     first, final = steps[0], steps[-1]
-    fed = [step for step in steps if step.at <= last_lease_at] or [final]
+    ramp_steps = next((n for n, step in enumerate(steps) if step.running >= slots or step.waiting), 0)
+    fed = [step for step in steps[ramp_steps:] if step.at <= last_lease_at] or [final]
     spans = [after.at - before.at for before, after in pairwise(fed)]
     fed_seconds, seconds = sum(spans), final.at - first.at
     busy = sum(span * min(1.0, step.running / slots) for span, step in zip(spans, fed[1:], strict=False))
@@ -94,9 +105,10 @@ def summarise(steps: Sequence[Step], slots: int, last_lease_at: float, rows: int
         seconds=seconds,
         tokens_per_second=(final.output_tokens - first.output_tokens) / max(seconds, 1e-9),
         fed_seconds=fed_seconds,
-        fed_tokens_per_second=(fed[-1].output_tokens - first.output_tokens) / max(fed_seconds, 1e-9),
+        fed_tokens_per_second=(fed[-1].output_tokens - fed[0].output_tokens) / max(fed_seconds, 1e-9),
         busy_share=busy / max(fed_seconds, 1e-9),
         starved_step_share=starved / max(1, len(fed) - 1),
+        ramp_steps=ramp_steps,
         preemptions_per_row=final.preemptions / max(1, rows),
         kv_usage_mean=usage / max(fed_seconds, 1e-9),
         prefix_hit_share=last.prefix_hit_tokens / max(1, last.prompt_tokens),
@@ -166,7 +178,7 @@ def measure(
     model: Path,
     sources: dict[str, list[dict[str, Any]]],
     cap_tokens: int,
-    cache_bytes: int,
+    cache_tokens: int,
     is_limited: bool = True,
     slots: int = SLOTS,
 ) -> Fed:
@@ -182,7 +194,7 @@ def measure(
                 "kind": "vllm",
                 "slots": slots,
                 "max_model_len": MAX_MODEL_LEN,
-                "args": {**ENGINE_ARGS, "kv_cache_memory_bytes": cache_bytes},
+                "args": {**ENGINE_ARGS, "num_gpu_blocks_override": cache_tokens // BLOCK_TOKENS},
             },
             "sampling": {"max_tokens": cap_tokens, "temperature": 0.8, "seed": 1},
             "sources": [{"name": name, "path": str(scratch / f"{name}.jsonl")} for name in sources],
@@ -229,19 +241,19 @@ def with_system_prompts(count: int, first: int) -> list[dict[str, Any]]:
 
 
 def measure_slots(model: Path, rows: int) -> dict[str, Any]:
-    found = measure(model, {"prompts": questions(rows)}, 48, ROOMY_BYTES)
-    print(f"slots     busy {found.busy_share:.1%}, starved steps {found.starved_step_share:.2%}, {found.seconds:.0f} s")
+    found = measure(model, {"prompts": questions(rows)}, 48, ROOMY_TOKENS)
+    print(f"slots     busy {found.busy_share:.1%}, starved steps {found.starved_step_share:.2%}, {told(found)}")
     return asdict(found)
 
 
-def measure_pressure(model: Path, rows: int, pairs: int, cache_bytes: int, cap_tokens: int) -> dict[str, Any]:
+def measure_pressure(model: Path, rows: int, pairs: int, cache_tokens: int, cap_tokens: int) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
     for number in range(pairs):
         arms = (True, False) if number % 2 == 0 else (False, True)
         pair = {}
         for is_limited in arms:
             name = "limited" if is_limited else "unlimited"
-            pair[name] = measure(model, {"stories": stories(rows)}, cap_tokens, cache_bytes, is_limited)
+            pair[name] = measure(model, {"stories": stories(rows)}, cap_tokens, cache_tokens, is_limited)
             print(f"pressure  pair {number}  {name:<9}  {told(pair[name])}", flush=True)
         ratio = pair["limited"].fed_tokens_per_second / pair["unlimited"].fed_tokens_per_second
         whole = pair["limited"].tokens_per_second / pair["unlimited"].tokens_per_second
@@ -249,14 +261,14 @@ def measure_pressure(model: Path, rows: int, pairs: int, cache_bytes: int, cap_t
         print(f"pressure  pair {number}  ratio {ratio:.3f}, of the whole {whole:.3f}", flush=True)
     ratios = [pair["ratio"] for pair in found]
     interval = asdict(log_ratio_interval(ratios)) if pairs > 1 else None
-    settings = {"rows": rows, "slots": SLOTS, "cap_tokens": cap_tokens, "cache_tokens": cache_bytes // BYTES_PER_TOKEN}
+    settings = {"rows": rows, "slots": SLOTS, "cap_tokens": cap_tokens, "cache_tokens": cache_tokens}
     return {"ratio": interval, "settings": settings, "pairs": found}
 
 
 def measure_order(model: Path, rows: int) -> dict[str, Any]:
     """A cache for 32 short answers and about three of the eight system prompts."""
     sources = {"first": with_system_prompts(rows // 2, 0), "second": with_system_prompts(rows // 2, 10**6)}
-    found = measure(model, sources, 24, 6000 * BYTES_PER_TOKEN, slots=8)
+    found = measure(model, sources, 24, 6000, slots=8)
     print(f"order     {found.prefix_hit_share:.1%} of prompt tokens found in the prefix cache, {told(found)}")
     return asdict(found)
 
@@ -281,8 +293,7 @@ def main() -> None:
     if "order" in options.measure:
         found["order"] = measure_order(model, options.rows)
     if "pressure" in options.measure:
-        cache_bytes = options.cache_tokens * BYTES_PER_TOKEN
-        found["pressure"] = measure_pressure(model, options.rows, options.pairs, cache_bytes, options.cap)
+        found["pressure"] = measure_pressure(model, options.rows, options.pairs, options.cache_tokens, options.cap)
     found |= {"machine": machine(), "seconds": time.monotonic() - began}
     out = Path(options.out)
     out.parent.mkdir(exist_ok=True)

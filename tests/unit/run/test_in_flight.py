@@ -69,6 +69,9 @@ def test_it_never_falls_below_one_row() -> None:
         assert limit is not None
         engine.pressed(given=max(limit, 1), running=1)
     assert engine.control.limit == 1
+    for _ in range(20):
+        engine.look(0, given=1, running=1)
+    assert engine.control.limit > 1, "and comes back from there"
 
 
 def test_it_rises_slowly_and_ends_at_the_slots() -> None:
@@ -110,3 +113,4 @@ def test_an_engine_that_counts_from_zero_again_begins_anew() -> None:
     engine.pressed(given=80, running=40)
     engine.made, engine.set_back = 0, 0
     assert engine.look(0, given=36, running=36, windows=0.1) == 36
+    assert engine.pressed(given=36, running=30) == 32
