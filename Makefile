@@ -26,7 +26,7 @@ QUIETLY := --quiet --quiet --disable-pip-version-check
 HAS_311 := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 
 .DELETE_ON_ERROR:
-.PHONY: help setup model demo check test test-fast chaos bench bench-calibration bench-memory bench-tail bench-coordinator bench-scale clean
+.PHONY: help setup model demo check test test-fast chaos bench bench-calibration bench-memory bench-tail bench-coordinator bench-scale bench-feeding bench-in-flight clean
 
 help:
 	@echo "make setup      virtual environment with regen and its engine (ENGINE=gpu for GPUs), once per pyproject.toml"
@@ -42,6 +42,8 @@ help:
 	@echo "make bench-tail     how long a run takes over the least that is possible, simulated on the real schedule"
 	@echo "make bench-coordinator   what one coordinator costs without engines, by stage; and with 1,000 replicas"
 	@echo "make bench-scale    resume, status, seal, verify at 10,000, 100,000 and ROWS=$(ROWS) rows"
+	@echo "make bench-feeding     slots busy, prefix hits, and a cache short of room, on the real engine (PAIRS=$(PAIRS))"
+	@echo "make bench-in-flight   what limiting the rows in flight is worth, simulated"
 	@echo "make clean      removes .venv, .models and caches; keeps runs/"
 
 # --- setup -----------------------------------------------------------------------------------------------------------
@@ -154,6 +156,12 @@ bench-coordinator: $(SETUP)
 
 bench-scale: $(SETUP)
 	$(BIN)/python -m benchmarks.scale --rows 10000 100000 $(ROWS)
+
+bench-feeding: $(SETUP) $(MODEL)/model.safetensors
+	VLLM_CPU_KVCACHE_SPACE=1 $(BIN)/python -m benchmarks.feeding --model $(MODEL) --pairs $(PAIRS)
+
+bench-in-flight: $(SETUP)
+	$(BIN)/python -m benchmarks.in_flight
 
 clean:
 	rm -rf $(VENV) .models build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

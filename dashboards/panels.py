@@ -598,12 +598,14 @@ ENGINES_ROW = Row(
         ),
         Panel(
             "Rows and slots",
-            "Rows that replicas work on, sequences that they can decode at once, requests that wait in the engine.",
+            "Rows that replicas work on, sequences that they can decode at once, requests that wait in the engine."
+            " While caches are short of room: how many rows the replica with the fewest gives its engine at once.",
             "short",
             (
                 Query("sum(regen_replica_running_rows{%replica%})", "running rows"),
                 Query("sum(regen_replica_slots{%replica%})", "slots"),
                 Query("sum(regen_replica_waiting_requests{%replica%})", "waiting in engines"),
+                Query("min(regen_replica_row_limit{%replica%})", "lowest row limit"),
             ),
         ),
         Panel(

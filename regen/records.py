@@ -519,6 +519,7 @@ class ReplicaStats:
     `counted_at` is when the counters were read, in seconds on the worker's own monotonic clock; `arm` names the
     speculation that this engine was started with, `started_seconds` how long it took to load; `warmup` is None until
     the warm-up has ended. `metrics_error` says why the engine's own metrics are not served, where they are wanted.
+    `row_limit` is how many rows it gives its engine at once while the cache is short of room, None: all that it has.
     """
 
     state: ReplicaState
@@ -534,6 +535,7 @@ class ReplicaStats:
     first_request_at: float | None = None  # epoch seconds on the worker's clock
     last_completion_at: float | None = None
     metrics_error: str | None = None
+    row_limit: int | None = None
 
 
 def engines_acceptance(replicas: Iterable[ReplicaStats]) -> Acceptance:

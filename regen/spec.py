@@ -481,6 +481,16 @@ class FakeCost(_Strict):
         return cheap + (dear - cheap) * (batch - low) / (high - low)
 
 
+class FakeKvCache(_Strict):
+    """The fake engine's key-value cache. Sequences that do not fit are set back and computed again."""
+
+    blocks: int = Field(ge=1, description="Blocks for all sequences together.")
+    block_tokens: int = Field(16, ge=1, description="Tokens in a block.")
+    prompt_token_cost: float = Field(
+        0.0, ge=0, description="What computing a token of a prompt costs, at first and again, in units of step_seconds."
+    )
+
+
 class FakeEngineSpec(_EngineCommon):
     """An ordinary engine without a model: answers seeded by prompt and seed, and everything else scripted."""
 
@@ -508,6 +518,9 @@ class FakeEngineSpec(_EngineCommon):
     cost: FakeCost | None = Field(
         None, description="Steps of one batch for all sequences, and what they cost. Unset: each has its own steps."
     )
+    kv_cache: FakeKvCache | None = Field(
+        None, description="A cache that may be short of blocks; only with `cost`. Unset: there is room for all."
+    )
     counters_absent: bool = Field(False, description="Speculation is on and its counters are not to be had.")
     vocabulary: tuple[int, int] = Field((97, 122), description="Answers use ids from this range, both ends included.")
     end_token_id: int = Field(1, ge=0, description="Closes each answer that is not cut.")
@@ -522,7 +535,18 @@ class FakeEngineSpec(_EngineCommon):
             raise ValueError(f"vocabulary: {self.vocabulary} ends before it begins")
         if self.cost is not None and not self.step_seconds:
             raise ValueError("cost: it multiplies step_seconds, which is 0")
+        if self.kv_cache is not None:
+            self._check_cache(self.kv_cache)
         return self
+
+    def _check_cache(self, cache: FakeKvCache) -> None:
+        if self.cost is None:
+            raise ValueError("kv_cache: sequences share blocks where they share steps: set cost")
+        if cache.blocks * cache.block_tokens <= self.max_model_len:
+            raise ValueError(
+                f"kv_cache: {cache.blocks} blocks of {cache.block_tokens} tokens do not hold one sequence of"
+                f" max_model_len ({self.max_model_len})"
+            )
 
 
 class OpenaiEngineSpec(_EngineCommon):

@@ -67,7 +67,9 @@ class FakeEngine:
         self._drafting = Drafting(speculation)
         self._steps: StepLoop | None = None
         if spec.cost is not None:
-            self._steps = StepLoop(spec.slots, spec.step_seconds, spec.cost, self._drafting, self._shares)
+            self._steps = StepLoop(
+                spec.slots, spec.step_seconds, spec.cost, self._drafting, self._shares, spec.kv_cache
+            )
 
     async def start(self) -> EngineInfo:
         if self._strike("hang_at_start"):
@@ -194,7 +196,7 @@ class FakeEngine:
         draw = self._draw(request)
         token_ids, finish_reason = self._answer(request, draw)
         self._record(prompt_tokens=len(request.prompt_token_ids))
-        made = await steps.decode(len(token_ids), draw, on_tokens)
+        made = await steps.decode(len(token_ids), draw, on_tokens, len(request.prompt_token_ids))
         return Completion(
             token_ids=token_ids,
             finish_reason=finish_reason,
@@ -209,12 +211,14 @@ class FakeEngine:
         """What the shared steps have made so far; without them everything is counted where it happens."""
         if (steps := self._steps) is None:
             return
+        blocks = steps.kv_blocks
         self._counters = replace(
             self._counters,
             output_tokens=steps.totals.output_tokens,
             running=len(steps.running),
             waiting=len(steps.waiting),
-            kv_usage=min(1.0, len(steps.running) / self._spec.slots),
+            kv_usage=min(1.0, len(steps.running) / self._spec.slots) if blocks is None else blocks.usage,
+            preemptions=0 if blocks is None else blocks.totals.preemptions,
             acceptance=None if self._speculation is None else steps.totals.acceptance,
         )
 

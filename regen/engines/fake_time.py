@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from regen.engines.fake_kv import KvBlocks
 from regen.records import Acceptance
-from regen.spec import SCHEDULE_ARG, FakeCost, SpeculationSpec
+from regen.spec import SCHEDULE_ARG, FakeCost, FakeKvCache, SpeculationSpec
 
 # A machine that cannot keep up must not keep other tasks from running.
 _STEPS_AT_ONCE = 64
@@ -63,6 +64,8 @@ class Decoding:
     steps: int = 0
     drafts: int = 0
     drafted: int = 0
+    prompt_tokens: int = 0
+    blocks: int = 0
 
     @property
     def acceptance(self) -> Acceptance:
@@ -93,8 +96,11 @@ class StepLoop:
         cost: FakeCost,
         drafting: Drafting,
         shares: Callable[[], Sequence[float]],
+        kv_cache: FakeKvCache | None = None,
     ) -> None:
-        """`shares` are asked for at each step: a fault may change them."""
+        """`shares` are asked for at each step: a fault may change them. Without `kv_cache` all sequences fit."""
+        self.kv_blocks = None if kv_cache is None else KvBlocks(kv_cache)
+        self._computing = 0.0  # what prompts of newly admitted sequences cost the next step
         self.totals = StepTotals(by_position=[0] * drafting.most)
         self.running: list[Decoding] = []
         self.waiting: deque[Decoding] = deque()
@@ -106,10 +112,13 @@ class StepLoop:
         self._beyond = 0  # tokens that were made past answers' ends, for whoever comes next
         self._task: asyncio.Task[None] | None = None
 
-    async def decode(self, tokens: int, draw: random.Random, on_tokens: Callable[[int], None]) -> Decoding:
+    async def decode(
+        self, tokens: int, draw: random.Random, on_tokens: Callable[[int], None], prompt_tokens: int = 0
+    ) -> Decoding:
         """Wait for a place, then for so many tokens. Cancelling gives the place to the next."""
         loop = asyncio.get_running_loop()
-        one = Decoding(tokens, draw, on_tokens, loop.time(), [0] * self._drafting.most, loop.create_future())
+        by_position, ended = [0] * self._drafting.most, loop.create_future()
+        one = Decoding(tokens, draw, on_tokens, loop.time(), by_position, ended, prompt_tokens=prompt_tokens)
         self.waiting.append(one)
         self._admit(loop.time())
         if self._task is None or self._task.done():
@@ -131,7 +140,8 @@ class StepLoop:
         at, in_a_row = loop.time(), 0
         while self.running:
             depth = self._drafting.depth(len(self.running))
-            at += self._step_seconds * self._cost.of(len(self.running), depth)
+            at += self._step_seconds * (self._cost.of(len(self.running), depth) + self._computing)
+            self._computing = 0.0
             if (ahead := at - loop.time()) > 0 or in_a_row >= _STEPS_AT_ONCE:
                 await asyncio.sleep(max(0.0, ahead))
                 in_a_row = 0
@@ -147,10 +157,11 @@ class StepLoop:
             self._advance(one, depth, shares, at)
         for one in [one for one in self.running if one.emitted >= one.tokens]:
             one.ended_at = at
-            self.running.remove(one)
+            self._remove(one)
             if not one.ended.done():
                 one.ended.set_result(None)
-        self._admit(at)
+        if self.kv_blocks is None or not self.kv_blocks.grow(self.running, self.waiting, 1 + depth):
+            self._admit(at)
 
     def _advance(self, one: Decoding, depth: int, shares: Sequence[float], at: float) -> None:
         accepted = accepted_of(depth, shares, one.draw) if depth else 0
@@ -176,8 +187,12 @@ class StepLoop:
     def _admit(self, at: float) -> None:
         """Fill free places. What was made beyond the last answers goes to the next, all but its last token."""
         while self.waiting and len(self.running) < self._slots:
+            if self.kv_blocks is not None:
+                if (cost := self.kv_blocks.take(self.waiting[0])) is None:
+                    return
+                self._computing += cost
             one = self.waiting.popleft()
-            one.began_at = at
+            one.began_at = one.began_at or at
             self.running.append(one)
             credit = min(self._beyond, one.tokens - 1)
             self._beyond -= credit
@@ -186,5 +201,7 @@ class StepLoop:
     def _remove(self, one: Decoding) -> None:
         if one in self.running:
             self.running.remove(one)  # the next step fills the place
+            if self.kv_blocks is not None:
+                self.kv_blocks.release(one)
         elif one in self.waiting:
             self.waiting.remove(one)

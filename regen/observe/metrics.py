@@ -299,6 +299,12 @@ _REPLICAS = Section(
             "replica",
         ),
         _gauge(
+            "regen_replica_row_limit",
+            "Rows that this replica gives its engine at once while the cache is short of room; NaN: there is no limit.",
+            by_replica(lambda stats: stats.row_limit),
+            "replica",
+        ),
+        _gauge(
             "regen_replica_loop_lag_seconds",
             "How late this replica's event loop was at its last exchange.",
             by_replica(lambda stats: stats.loop_lag_seconds),

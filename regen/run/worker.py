@@ -2,7 +2,8 @@
 
 Guarantees: every exchange lists all that is held; a finished row is held until it is committed; a row's failure is that
 row's; no new token for `stall_timeout_seconds` gives up the row, then the replica. `run` returns when told to stop and
-raises when the engine is no good any more: whoever started it replaces it.
+raises when the engine is no good any more: whoever started it replaces it. When the engine's cache is short of room
+(run/fleet/in_flight.py), rows wait here, and can still be taken elsewhere.
 
 All on one event loop. Rendering and decoding of text run in two threads (`TEXT_THREADS`).
 """
@@ -49,6 +50,7 @@ from regen.records import (
 from regen.run.conversations.failed_rows import failed_attempt, storable_table
 from regen.run.conversations.regenerator import Regenerator
 from regen.run.fleet.fleet import rows_held_at_most
+from regen.run.fleet.in_flight import EngineLoad, InFlight
 from regen.run.fleet.stall import StallClock
 from regen.run.setup import WorkerSetup
 from regen.run.speculation.warmup import warm_up
@@ -111,7 +113,10 @@ class Worker:
         self._info: EngineInfo | None = None
         self._executor = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="text")
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._waiting: dict[int, Lease] = {}  # rows that the engine has no room for, in order
+        self._leases: dict[int, Lease] = {}  # of rows in work
         self._tokens: dict[int, int] = {}  # so far, of rows in work
+        self._in_flight: InFlight | None = None
         # Finished rows, each a table of one row in rows.SCHEMA: not sent yet, and sent but not known to be committed.
         self._unsent: dict[int, pa.Table] = {}
         self._awaiting: dict[int, pa.Table] = {}
@@ -237,6 +242,7 @@ class Worker:
 
     async def _leave(self) -> None:
         self._state = ReplicaState.STOPPED
+        self._waiting.clear()
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -282,6 +288,7 @@ class Worker:
 
     async def _exchange_once(self) -> bool:
         """Say what is held, take what comes back. False: told to stop."""
+        self._look_at_load()
         request = self._request()
         reply = await self._exchange(request)
         if reply.warmup is not None:
@@ -289,7 +296,8 @@ class Worker:
         self._settle(reply.settled)
         self._send_again(reply.resend)
         for lease in reply.leases:
-            self._begin(lease)
+            self._take(lease)
+        self._fill_engine()
         if self._leaving is not Left.RELEASED:  # a coordinator that was restarted takes it for a replacement
             self._leaving = _LEAVING.get(reply.command, self._leaving)
         if reply.command is Command.DISMISS:
@@ -308,7 +316,7 @@ class Worker:
         return self._info is not None and (self._setup.assignment.speculation is None or self._warmup is not None)
 
     def _holds_nothing(self) -> bool:
-        return not (self._tasks or self._unsent or self._awaiting or self._failed)
+        return not (self._tasks or self._waiting or self._unsent or self._awaiting or self._failed)
 
     def _request(self) -> ExchangeRequest:
         """Everything said here counts as said: on a lost answer the next listing puts things right."""
@@ -318,8 +326,8 @@ class Worker:
             worker=self._setup.worker,
             session=self._setup.run.session,
             seq=self._seq,
-            running=tuple(self._tasks),
-            running_tokens=tuple(self._tokens.get(ordinal, 0) for ordinal in self._tasks),
+            running=(*self._tasks, *self._waiting),
+            running_tokens=(*(self._tokens.get(row, 0) for row in self._tasks), *(0 for _ in self._waiting)),
             awaiting=tuple(self._awaiting),
             finished=rows.to_bytes(pa.concat_tables(finished)) if finished else b"",
             failed=failed,
@@ -349,14 +357,21 @@ class Worker:
     def _free_slots(self) -> int:
         if self._state is not ReplicaState.RUNNING or self._info is None or self._error is not None:
             return 0
-        return max(0, rows_held_at_most(self._info.slots) - len(self._tasks))
+        return max(0, rows_held_at_most(self._usable_slots(self._info)) - self._rows_in_hand())
+
+    def _usable_slots(self, info: EngineInfo) -> int:
+        limit = self._in_flight.limit if self._in_flight is not None else None
+        return info.slots if limit is None else min(limit, info.slots)
+
+    def _rows_in_hand(self) -> int:
+        return len(self._tasks) + len(self._waiting)
 
     def stats(self) -> ReplicaStats:
         """What this worker says of itself now."""
         return ReplicaStats(
             state=self._state,
             slots=self._info.slots if self._info else self._setup.run.spec.engine.slots_of(self._setup.worker.slot),
-            running_rows=len(self._tasks),
+            running_rows=self._rows_in_hand(),
             loop_lag_seconds=self._loop_lag_seconds,
             counters=self._engine.counters(),
             engine=self._info.engine if self._info else "",
@@ -367,18 +382,55 @@ class Worker:
             first_request_at=self._first_request_at,
             last_completion_at=self._last_completion_at,
             metrics_error=self._metrics_error,
+            row_limit=self._in_flight.limit if self._in_flight is not None else None,
         )
 
     # --- rows ------------------------------------------------------------------------------------
 
+    def _take(self, lease: Lease) -> None:
+        ordinal = lease.row.ordinal
+        if not any(ordinal in held for held in (self._tasks, self._waiting, self._awaiting, self._unsent)):
+            self._waiting[ordinal] = lease
+
+    def _fill_engine(self) -> None:
+        """Rows that wait here begin, as many as the engine is to have."""
+        while self._waiting and self._may_begin():
+            ordinal = next(iter(self._waiting))
+            self._begin(self._waiting.pop(ordinal))
+
+    def _may_begin(self) -> bool:
+        if self._in_flight is None or self._in_flight.limit is None:
+            return True
+        return len(self._tasks) < self._in_flight.limit
+
     def _begin(self, lease: Lease) -> None:
         ordinal = lease.row.ordinal
-        if ordinal in self._tasks or ordinal in self._awaiting or ordinal in self._unsent:
-            return
         if self._first_request_at is None:
             self._first_request_at = time.time()
-        self._tokens[ordinal] = 0
+        self._tokens[ordinal], self._leases[ordinal] = 0, lease
         self._tasks[ordinal] = asyncio.ensure_future(self._make(lease))
+
+    def _look_at_load(self) -> None:
+        if self._info is None or self._state is not ReplicaState.RUNNING:
+            return
+        if self._in_flight is None:
+            self._in_flight = InFlight(self._info.slots)
+        counters = self._engine.counters()
+        load = EngineLoad(counters.running, counters.kv_usage, counters.output_tokens, counters.preemptions)
+        held = sum(lease.row.prompt_tokens + self._tokens[row] for row, lease in self._leases.items())
+        self._in_flight.look(load, len(self._tasks), held, bool(self._waiting))
+        if (limit := self._in_flight.limit) is not None:
+            self._withdraw(len(self._tasks) - limit)
+
+    def _withdraw(self, count: int) -> None:
+        """Up to so many rows that have said no token yet, the latest first, wait here again and not in the engine."""
+        if count <= 0:
+            return
+        silent = [ordinal for ordinal in reversed(self._tasks) if not self._tokens[ordinal]][:count]
+        taken = {ordinal: self._leases[ordinal] for ordinal in reversed(silent)}
+        for ordinal in silent:
+            self._drop(ordinal)
+        self._waiting = {**taken, **self._waiting}
 
     async def _make(self, lease: Lease) -> None:
         ordinal = lease.row.ordinal
@@ -408,6 +460,7 @@ class Worker:
             is_own = self._tasks.get(ordinal) is asyncio.current_task()  # else dropped, and perhaps leased anew since
             if is_own and is_over:
                 self._drop(ordinal)
+                self._fill_engine()
             self._wake_if_low()
 
     def _regenerator(self, info: EngineInfo) -> Regenerator:
@@ -441,8 +494,8 @@ class Worker:
 
     def _wake_if_low(self) -> None:
         """Ask for more before a slot runs empty; and at once when the engine broke."""
-        slots = self._info.slots if self._info else 0
-        if self._error is not None or len(self._tasks) <= slots + (self._free_margin(slots) // 2):
+        slots = self._usable_slots(self._info) if self._info else 0
+        if self._error is not None or self._rows_in_hand() <= slots + (self._free_margin(slots) // 2):
             self._wake.set()
 
     @staticmethod
@@ -454,8 +507,10 @@ class Worker:
         self._failed.append(failed_attempt(ordinal, reason, detail))
 
     def _drop(self, ordinal: int) -> None:
+        self._waiting.pop(ordinal, None)
         if (task := self._tasks.pop(ordinal, None)) is not None:
             self._tokens.pop(ordinal, None)
+            self._leases.pop(ordinal, None)
             self._stall.ended(ordinal)
             if task is not asyncio.current_task():
                 task.cancel()

@@ -40,13 +40,14 @@ def sequences(stats: ReplicaStats, has_queue: bool, may_lease: bool) -> dict[Slo
     """What each of a replica's sequences is doing. `has_queue`: rows are with nobody; `may_lease`: they may go out.
 
     A free sequence of an engine that has requests waiting is busy: it is the engine that cannot take them, for want of
-    memory, and no feeder.
+    memory, and no feeder. So are those that it is given no rows for, for the same reason.
     """
     if stats.state in _NO_ENGINE:
         return {_NO_ENGINE[stats.state]: stats.slots}
     if stats.state in _NOT_UP:
         return {SlotState.STARTING: stats.slots}
-    busy = min(stats.slots, stats.counters.running + stats.counters.waiting)
+    beyond_memory = 0 if stats.row_limit is None else max(0, stats.slots - stats.row_limit)
+    busy = min(stats.slots, stats.counters.running + stats.counters.waiting + beyond_memory)
     if stats.state is ReplicaState.DRAINING or not has_queue:
         why_free = SlotState.NO_ROWS
     else:
