@@ -49,8 +49,8 @@ from regen.records import (
 )
 from regen.run.conversations.failed_rows import failed_attempt, storable_table
 from regen.run.conversations.regenerator import Regenerator
-from regen.run.fleet.fleet import rows_held_at_most
 from regen.run.fleet.in_flight import EngineLoad, InFlight
+from regen.run.fleet.lookahead import Lookahead
 from regen.run.fleet.stall import StallClock
 from regen.run.setup import WorkerSetup
 from regen.run.speculation.warmup import warm_up
@@ -117,6 +117,7 @@ class Worker:
         self._leases: dict[int, Lease] = {}  # of rows in work
         self._tokens: dict[int, int] = {}  # so far, of rows in work
         self._in_flight: InFlight | None = None
+        self._lookahead = Lookahead()
         # Finished rows, each a table of one row in rows.SCHEMA: not sent yet, and sent but not known to be committed.
         self._unsent: dict[int, pa.Table] = {}
         self._awaiting: dict[int, pa.Table] = {}
@@ -357,7 +358,8 @@ class Worker:
     def _free_slots(self) -> int:
         if self._state is not ReplicaState.RUNNING or self._info is None or self._error is not None:
             return 0
-        return max(0, rows_held_at_most(self._usable_slots(self._info)) - self._rows_in_hand())
+        slots = self._usable_slots(self._info)
+        return max(0, slots + self._lookahead.rows(slots) - self._rows_in_hand())
 
     def _usable_slots(self, info: EngineInfo) -> int:
         limit = self._in_flight.limit if self._in_flight is not None else None
@@ -459,6 +461,7 @@ class Worker:
         finally:
             is_own = self._tasks.get(ordinal) is asyncio.current_task()  # else dropped, and perhaps leased anew since
             if is_own and is_over:
+                self._lookahead.ended(time.monotonic())
                 self._drop(ordinal)
                 self._fill_engine()
             self._wake_if_low()
@@ -495,12 +498,8 @@ class Worker:
     def _wake_if_low(self) -> None:
         """Ask for more before a slot runs empty; and at once when the engine broke."""
         slots = self._usable_slots(self._info) if self._info else 0
-        if self._error is not None or self._rows_in_hand() <= slots + (self._free_margin(slots) // 2):
+        if self._error is not None or self._rows_in_hand() <= slots + self._lookahead.rows(slots) // 2:
             self._wake.set()
-
-    @staticmethod
-    def _free_margin(slots: int) -> int:
-        return rows_held_at_most(slots) - slots
 
     def _give_up(self, ordinal: int, reason: str, detail: str) -> None:
         self._drop(ordinal)
