@@ -74,8 +74,10 @@ def main() -> None:
     bench = prepare(options)
     for number in range(options.rounds):
         bench.rounds.append(run_round(bench, number))
-        print(f"round {number} done after {(time.time() - began_at) / 60:.1f} minutes", flush=True)
-        report(bench, options, time.time() - began_at)
+        minutes = (time.time() - began_at) / 60
+        left = minutes / (number + 1) * (options.rounds - number - 1)
+        print(f"round {number} done after {minutes:.1f} minutes, some {left:.0f} are left", flush=True)
+        report(bench, options, minutes)
     compared = comparisons(bench.rounds)
     print("\n".join(table.table(bench.rounds, compared, bench.skipped)))
     print(f"{(time.time() - began_at) / 60:.1f} minutes; written to {options.out}")
@@ -97,8 +99,8 @@ def parse_options() -> argparse.Namespace:
     options.arms = options.arms.split(",")
     if unknown := set(options.arms) - set(known):
         parser.error(f"--arms: {', '.join(sorted(unknown))} is none of {', '.join(known)}")
-    if options.rounds < 2:
-        parser.error("--rounds must be at least 2: one pair has no interval")
+    if options.rounds < 1:
+        parser.error("--rounds must be at least 1, and 2 for ratios: one pair has no interval")
     return options
 
 
@@ -194,7 +196,7 @@ def folder(path: Path) -> Path:
     return path
 
 
-def report(bench: Bench, options: argparse.Namespace, seconds: float) -> None:
+def report(bench: Bench, options: argparse.Namespace, minutes: float) -> None:
     """Written anew after each round, so that a run that is broken off leaves what it has."""
     result = {
         "comparisons": comparisons(bench.rounds),
@@ -212,7 +214,7 @@ def report(bench: Bench, options: argparse.Namespace, seconds: float) -> None:
             "speculation": None,
         },
         "machine": machine(),
-        "minutes": round(seconds / 60, 1),
+        "minutes": round(minutes, 1),
         "rounds": bench.rounds,
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,11 @@ def log_of(*requests):
     return EngineLog((Step(1.0, 1, 1, 0),), requests)
 
 
-FAIR = [request for row in ROWS for request in (asked(row, (), "X"), asked(row, ("X",), "Y", 2.0))]
+FAIR = [
+    request
+    for row, answer in zip(ROWS, "XZ", strict=True)
+    for request in (asked(row, (), answer), asked(row, (answer,), "Y", 2.0))
+]
 
 
 def test_turns_that_carry_the_arms_own_answers_are_fair():
@@ -40,7 +44,7 @@ def test_turns_that_carry_the_arms_own_answers_are_fair():
 
 def test_an_answer_that_was_not_fed_back_is_unfair():
     with pytest.raises(Unfair, match="turn 2 of 'c'"):
-        checked(log_of(*FAIR[:3], asked(ROWS[1], ("Z",), "Y")), ROWS, 4, render, decode)
+        checked(log_of(*FAIR[:3], asked(ROWS[1], ("X",), "Y")), ROWS, 4, render, decode)
 
 
 def test_a_row_that_was_not_asked_is_unfair():
@@ -63,7 +67,7 @@ def test_the_whole_is_by_the_arms_own_clock_where_it_has_one():
 
 
 def test_equal_answers_are_counted_by_row():
-    other = [asked(ROWS[1], (), "X"), asked(ROWS[1], ("X",), "!", 2.0)]
+    other = [asked(ROWS[1], (), "Z"), asked(ROWS[1], ("Z",), "!", 2.0)]
     assert same_answers({0: FAIR[:2], 1: other}, {0: FAIR[:2], 1: FAIR[2:]}) == 1
 
 
