@@ -29,7 +29,7 @@ from benchmarks.peers.arms import ARMS, ON_A_SERVER, ArmFailed, Job, Place, miss
 from benchmarks.peers.comparing import comparisons
 from benchmarks.peers.cutting import between, parse_log
 from benchmarks.peers.engine_log import environment
-from benchmarks.peers.figures import Decode, Render, checked, figures, same_answers
+from benchmarks.peers.figures import Decode, Render, Unfair, checked, figures, same_answers
 from benchmarks.peers.ordering import groups
 from benchmarks.peers.processes import post, serving
 from benchmarks.peers.rows import conversations, short_rows
@@ -164,7 +164,7 @@ def run_group(
         for arm in group:
             try:
                 found[arm], answers[arm] = run_arm(bench, arm, Place(folder(scratch / arm), variables, url), log)
-            except (ArmFailed, OSError) as error:
+            except (ArmFailed, Unfair, OSError) as error:
                 bench.skip(arm, f"round {number}: {error}")
                 continue
             print(table.progress(number, arm, found[arm]), flush=True)

@@ -57,7 +57,7 @@ def short_rows(count: int) -> list[Row]:
 
 
 def conversations(count: int) -> list[Row]:
-    """Groups of them share a system prompt of some 350 tokens; each has three turns of the user's."""
+    """Groups of them share a system prompt of some 260 tokens; each has three turns of the user's."""
     groups = len(ROLES)
     if not 1 <= count <= groups * len(TOPICS):
         raise ValueError(f"{count} conversations are not in 1..{groups * len(TOPICS)}")
