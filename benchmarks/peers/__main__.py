@@ -151,7 +151,7 @@ def run_group(
     answers: dict[str, Any],
 ) -> None:
     log = scratch / "engine-log"
-    variables = environment(scratch / "plugin", log, bench.job_of(group[0]).speculators)
+    variables = environment(scratch / "plugin", log)
     with ExitStack() as stack:
         url = None
         if group[0] in ON_A_SERVER:

@@ -6,6 +6,7 @@ Every arm gets the same rows, engine arguments and sampling, and an engine that 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +20,7 @@ from benchmarks.peers.processes import ArmFailed, run
 from benchmarks.peers.rows import Row
 from benchmarks.throughput import ENGINE_ARGS, MAX_MODEL_LEN, SLOTS, Span, regen_spec
 
-ARM_TIMEOUT_SECONDS = 900
+ARM_TIMEOUT_SECONDS = 400
 # The client's own default: more than slots, so that the server always has some that wait.
 SPECULATORS_CONCURRENCY = 64
 
@@ -110,7 +111,8 @@ def run_speculators(job: Job, place: Place) -> Ran:
     command += ["--endpoint", f"{place.url}/v1/chat/completions", "--model", str(job.model)]
     command += ["--dataset", str(source), "--outfile", str(found), "--concurrency", str(SPECULATORS_CONCURRENCY)]
     command += ["--max-tokens", str(job.cap_tokens), "--sampling-params", json.dumps({"temperature": 0})]
-    variables = {**place.variables, "HF_HOME": str(place.scratch / "hf")}
+    paths = [str(job.speculators), place.variables["PYTHONPATH"]]  # on the path of no other arm
+    variables = {**place.variables, "PYTHONPATH": os.pathsep.join(paths), "HF_HOME": str(place.scratch / "hf")}
     process = run(command, place.scratch / "log.txt", variables, ARM_TIMEOUT_SECONDS)
     return Ran(process, None, len(found.read_text().splitlines()))
 

@@ -15,6 +15,8 @@ from typing import Any
 
 from benchmarks.peers.rows import Row
 
+RAY_CPUS = 8
+
 
 def main() -> None:
     name, folder = sys.argv[1], Path(sys.argv[2])
@@ -71,7 +73,8 @@ def ray_data(job: dict[str, Any], rows: list[Row]) -> tuple[float, float, int]:
     import ray
     from ray.data.llm import build_processor, vLLMEngineProcessorConfig
 
-    ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1")
+    # CPUs by Ray's accounting alone: with two of them its stages hold what the first one waits for, and nothing runs.
+    ray.init(address="local", num_cpus=RAY_CPUS, include_dashboard=False, _node_ip_address="127.0.0.1")
     small = {"enabled": True, "num_cpus": 0.1}
     config = vLLMEngineProcessorConfig(
         model_source=job["model"],

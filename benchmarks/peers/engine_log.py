@@ -21,7 +21,7 @@ FOLDER = "REGEN_BENCH_ENGINE_LOG"
 FLUSH_SECONDS = 1.0
 
 
-def environment(plugin: Path, log: Path, *on_path: Path) -> dict[str, str]:
+def environment(plugin: Path, log: Path) -> dict[str, str]:
     """What a process of vLLM is started with so that it loads this plugin. Makes the plugin's and the log's folder."""
     facts = plugin / "regen_bench_engine_log-0.dist-info"
     facts.mkdir(parents=True, exist_ok=True)
@@ -29,7 +29,7 @@ def environment(plugin: Path, log: Path, *on_path: Path) -> dict[str, str]:
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: regen-bench-engine-log\nVersion: 0\n")
     (facts / "entry_points.txt").write_text(f"[vllm.general_plugins]\nregen_bench_engine_log = {__name__}:install\n")
     repository = Path(__file__).resolve().parents[2]
-    paths = [str(plugin), str(repository), *map(str, on_path), os.environ.get("PYTHONPATH", "")]
+    paths = [str(plugin), str(repository), os.environ.get("PYTHONPATH", "")]
     return {FOLDER: str(log), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 

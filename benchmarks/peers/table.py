@@ -29,7 +29,7 @@ def table(
     yield f"{'over':<25}  {'measure':<7}  {'pairs':>5}  {'ratio':>6}  {'95 % interval':<16}  lower bound and aim"
     yield from map(_comparison_line, compared)
     for arm, reason in skipped.items():
-        yield f"not measured: {arm}: {reason.strip().splitlines()[-1] if reason.strip() else reason}"
+        yield f"not measured: {arm}: {reason.splitlines()[0]}"
 
 
 def _arm_line(arm: str, found: Sequence[Mapping[str, Any]]) -> str:
