@@ -5,7 +5,7 @@ where the variable FOLDER names a folder. It wraps two methods of the scheduler,
 `LLM`, `AsyncLLM`, server and batch. Written per step: when it ended, its new tokens, the sequences in it, and how many
 waited. Per finished request: when it came, was first scheduled and ended, its ids, how much of its prompt was cached.
 
-Costs: some 15 us in a step of 50 ms with 32 sequences. vLLM's own statistics stay as the arm has them.
+Costs: some 20 us in a step of 50 ms with 32 sequences. vLLM's own statistics stay as the arm has them.
 Built on vLLM 0.32's scheduler.
 """
 
@@ -15,7 +15,7 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 FOLDER = "REGEN_BENCH_ENGINE_LOG"
 FLUSH_SECONDS = 1.0
@@ -40,10 +40,11 @@ def install() -> None:
     from vllm.v1.core.sched.scheduler import Scheduler
 
     if not hasattr(Scheduler, "regen_bench_log"):
-        _wrap(Scheduler, _Log(Path(folder)))
+        wrap(Scheduler, StepLog(Path(folder)))
 
 
-def _wrap(scheduler: Any, log: _Log) -> None:
+def wrap(scheduler: Any, log: StepLog) -> None:
+    """Let a class of schedulers write down what it does."""
     add, update = scheduler.add_request, scheduler.update_from_output
 
     def add_request(self: Any, request: Any) -> Any:
@@ -61,12 +62,12 @@ def _wrap(scheduler: Any, log: _Log) -> None:
     scheduler.update_from_output = update_from_output
 
 
-class _Log:
-    """One file per process, opened at the first step. Flushed each second, and whenever nothing runs any more."""
+class StepLog:
+    """One file per process, written each second, and whenever nothing runs any more."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._file: TextIO | None = None
+        self._lines: list[str] = []
         self._flushed_at = 0.0
         self._came_at: dict[str, float] = {}
         self._open: dict[str, dict[str, Any]] = {}
@@ -77,7 +78,7 @@ class _Log:
     def step(self, scheduled: Any, outputs: Any, waiting: int, is_last: bool) -> None:
         now = time.time()
         for new in scheduled.scheduled_new_reqs:
-            self._open[new.req_id] = self._begun(new, now)
+            self._open.setdefault(new.req_id, self._begun(new, now))  # one that was preempted may come as new again
         made = [output for part in outputs.values() for output in part.outputs]
         for output in made:
             self._take(output, now)
@@ -104,11 +105,10 @@ class _Log:
             self._write({**request, "finished_at": now})
 
     def _write(self, value: object) -> None:
-        if self._file is None:
-            self._file = (self._folder / f"{os.getpid()}.jsonl").open("a", encoding="utf-8")
-        self._file.write(json.dumps(value, separators=(",", ":")) + "\n")
+        self._lines.append(json.dumps(value, separators=(",", ":")) + "\n")
 
     def _flush(self, now: float) -> None:
         self._flushed_at = now
-        if self._file is not None:
-            self._file.flush()
+        with (self._folder / f"{os.getpid()}.jsonl").open("a", encoding="utf-8") as file:
+            file.writelines(self._lines)
+        self._lines.clear()
