@@ -11,7 +11,8 @@ def stand_in():
 
     class Scheduler:
         def __init__(self):
-            self.waiting, self.running = [], []
+            self.waiting: list[object] = []
+            self.running: list[str] = []
 
         def add_request(self, request):
             self.waiting.append(request)
@@ -84,6 +85,6 @@ def test_vllm_finds_the_plugin_on_the_path(tmp_path):
     from importlib.metadata import distributions
 
     paths = environment(tmp_path / "plugin", tmp_path / "log")["PYTHONPATH"].split(":")
-    (found,) = [one for one in distributions(path=paths[:1]) for one in one.entry_points]
+    (found,) = [point for package in distributions(path=paths[:1]) for point in package.entry_points]
     assert (found.group, found.value) == ("vllm.general_plugins", "benchmarks.peers.engine_log:install")
     assert found.load().__name__ == "install"
