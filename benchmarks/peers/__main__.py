@@ -36,7 +36,7 @@ from benchmarks.peers.rows import conversations, short_rows
 from benchmarks.throughput import CAP_TOKENS, DEFAULT_ROWS, ENGINE_ARGS, MAX_MODEL_LEN, SLOTS, machine
 
 RESULTS = Path(__file__).parents[1] / "results" / "peers.json"
-TURN_CAP_TOKENS = 64
+TURN_CAP_TOKENS = 128
 SETS = {
     "short": ("chat", "regen", "server", "speculators", "run_batch", "ray_data"),
     "turns": ("chained", "regen_turns", "lockstep"),
@@ -187,7 +187,7 @@ def run_arm(bench: Bench, arm: str, place: Place, log_folder: Path) -> tuple[dic
     ran = ARMS[arm](job, place)
     lines = (line for path in sorted(log_folder.glob("*.jsonl")) for line in path.read_text().splitlines())
     log = between(parse_log(lines), ran.process.began_at, ran.process.ended_at)
-    rows = checked(log, job.rows, ran.answers, bench.render, bench.decode)
+    rows = checked(log, job.rows, ran.answers, job.cap_tokens, bench.render, bench.decode)
     return figures(rows, log, ran.process, ran.clock, SLOTS).to_json(), rows
 
 

@@ -30,11 +30,14 @@ def lockstep(job: dict[str, Any], rows: list[Row]) -> tuple[float, float, int]:
     """All first turns by one `LLM.chat`, then all second turns, and so on. With one turn: the limit of short rows."""
     llm, sampling = _offline(job)
     histories: list[tuple[str, ...]] = [() for _ in rows]
+    still = list(range(len(rows)))
     began_at = time.time()
-    for _ in rows[0].turns:
-        asked = [row.messages(answers) for row, answers in zip(rows, histories, strict=True)]
-        outputs = llm.chat(asked, sampling, use_tqdm=False)
-        histories = [(*past, output.outputs[0].text) for past, output in zip(histories, outputs, strict=True)]
+    for turn in range(max(len(row.turns) for row in rows)):
+        still = [number for number in still if turn < len(rows[number].turns)]
+        outputs = llm.chat([rows[number].messages(histories[number]) for number in still], sampling, use_tqdm=False)
+        for number, output in zip(still, outputs, strict=True):
+            histories[number] = (*histories[number], output.outputs[0].text)
+        still = [number for number, output in zip(still, outputs, strict=True) if not _is_cut(output)]
     return began_at, time.time(), sum(map(len, histories))
 
 
@@ -63,7 +66,7 @@ def chained(job: dict[str, Any], rows: list[Row]) -> tuple[float, float, int]:
             if output.finished:
                 number = int(output.request_id.split("-")[0])
                 histories[number] = (*histories[number], output.outputs[0].text)
-                if len(histories[number]) < len(rows[number].turns):
+                if len(histories[number]) < len(rows[number].turns) and not _is_cut(output):
                     ask(number)
     return began_at, time.time(), sum(map(len, histories))
 
@@ -96,6 +99,11 @@ def ray_data(job: dict[str, Any], rows: list[Row]) -> tuple[float, float, int]:
     began_at = time.time()
     found = processor(ray.data.from_items([{"messages": row.messages()} for row in rows])).take_all()
     return began_at, time.time(), len(found)
+
+
+def _is_cut(output: Any) -> bool:
+    """At the cap: regen ends a conversation there, and so does every arm."""
+    return bool(output.outputs[0].finish_reason == "length")
 
 
 def _offline(job: dict[str, Any]) -> tuple[Any, Any]:

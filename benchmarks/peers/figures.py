@@ -71,18 +71,26 @@ def figures(
 
 
 def checked(
-    log: EngineLog, rows: Sequence[Row], answers: int, render: Render, decode: Decode
+    log: EngineLog, rows: Sequence[Row], answers: int, cap: int, render: Render, decode: Decode
 ) -> dict[int, list[Request]]:
     """The requests of each row. Raises Unfair where the engine was not asked for just these rows, turn after turn."""
     found = rows_of(log.requests, [render(row.messages()) for row in rows])
-    turns = sum(len(row.turns) for row in rows)
     if len(found) != len(rows):
         raise Unfair(f"the engine saw the first prompts of {len(found)} rows of {len(rows)}")
-    if (asked := sum(map(len, found.values()))) != turns or answers != turns:
-        raise Unfair(f"{turns} answers were wanted, {asked} were made, {answers} were delivered")
+    if (asked := sum(map(len, found.values()))) != answers:
+        raise Unfair(f"{asked} answers were made, {answers} were delivered")
     for number, requests in found.items():
+        _check_count(rows[number], requests, cap)
         _check_turns(rows[number], requests, render, decode)
     return found
+
+
+def _check_count(row: Row, requests: Sequence[Request], cap: int) -> None:
+    """Every turn, and none after an answer that was cut at the cap: there a conversation ends, in every arm."""
+    cut_at = [number for number, request in enumerate(requests) if len(request.completion) >= cap]
+    wanted = cut_at[0] + 1 if cut_at else len(row.turns)
+    if len(requests) != wanted:
+        raise Unfair(f"{row.turns[0]!r}: {wanted} turns were wanted, {len(requests)} were made")
 
 
 def _check_turns(row: Row, requests: Sequence[Request], render: Render, decode: Decode) -> None:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from benchmarks.throughput import TOPICS, make_rows
 
 TURNS = (
-    "I would like to know more about {topic}. Where should I begin?",
-    "What is the commonest mistake that people make there, and why?",
-    "Please write that down for a child of ten, as a short story about {topic}.",
+    "Answer in one short sentence: what is the best thing about {topic}?",
+    "Answer in one short sentence: what is the commonest mistake that people make there?",
+    "Answer in one short sentence: who should learn more about {topic}?",
 )
 ROLES = ("a patient teacher", "the keeper of a museum", "an editor of a magazine", "a guide who leads travellers")
 RULES = (

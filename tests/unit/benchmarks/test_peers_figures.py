@@ -38,23 +38,23 @@ FAIR = [
 
 
 def test_turns_that_carry_the_arms_own_answers_are_fair():
-    found = checked(log_of(*FAIR), ROWS, 4, render, decode)
+    found = checked(log_of(*FAIR), ROWS, 4, 99, render, decode)
     assert [len(turns) for turns in found.values()] == [2, 2]
 
 
 def test_an_answer_that_was_not_fed_back_is_unfair():
     with pytest.raises(Unfair, match="turn 2 of 'c'"):
-        checked(log_of(*FAIR[:3], asked(ROWS[1], ("X",), "Y")), ROWS, 4, render, decode)
+        checked(log_of(*FAIR[:3], asked(ROWS[1], ("X",), "Y")), ROWS, 4, 99, render, decode)
 
 
 def test_a_row_that_was_not_asked_is_unfair():
     with pytest.raises(Unfair, match="1 rows of 2"):
-        checked(log_of(*FAIR[:2]), ROWS, 4, render, decode)
+        checked(log_of(*FAIR[:2]), ROWS, 4, 99, render, decode)
 
 
 def test_a_missing_answer_is_unfair():
     with pytest.raises(Unfair, match="3 were delivered"):
-        checked(log_of(*FAIR), ROWS, 3, render, decode)
+        checked(log_of(*FAIR), ROWS, 3, 99, render, decode)
 
 
 def test_the_whole_is_by_the_arms_own_clock_where_it_has_one():
@@ -114,3 +114,10 @@ def test_short_rows_are_those_of_the_pair_benchmark():
             "Name five facts about a lighthouse, one per line.",
         )
     ]
+
+
+def test_a_conversation_ends_with_an_answer_that_is_cut():
+    cut = [asked(row, (), "LONG") for row in ROWS]
+    assert [len(turns) for turns in checked(log_of(*cut), ROWS, 2, 4, render, decode).values()] == [1, 1]
+    with pytest.raises(Unfair, match="2 turns were wanted, 1 were made"):
+        checked(log_of(*cut), ROWS, 2, 5, render, decode)
