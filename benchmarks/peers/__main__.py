@@ -91,7 +91,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--rows", type=int, default=DEFAULT_ROWS, help="short prompts, at most 320 (default: %(default)s)"
     )
-    parser.add_argument("--conversations", type=int, default=64, help="of three turns (default: %(default)s)")
+    parser.add_argument("--conversations", type=int, default=128, help="of three turns (default: %(default)s)")
     parser.add_argument("--arms", default=",".join(known), help="some of: %(default)s")
     parser.add_argument("--speculators", type=Path, default=Path(".cache/peers"), help="folder with that package")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the result as JSON (default: %(default)s)")
