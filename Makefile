@@ -18,6 +18,8 @@ PAIRS ?= 4
 ROWS ?= 1000000
 MINUTES ?= 5
 STORE ?= both
+ROUNDS ?= 6
+PEERS := .cache/peers
 
 SETUP := $(VENV)/.setup-$(ENGINE)
 OTHER_SETUP := $(filter-out $(SETUP),$(wildcard $(VENV)/.setup-*))
@@ -26,7 +28,7 @@ QUIETLY := --quiet --quiet --disable-pip-version-check
 HAS_311 := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 
 .DELETE_ON_ERROR:
-.PHONY: help setup model demo check test test-fast chaos bench bench-calibration bench-memory bench-tail bench-coordinator bench-scale bench-feeding bench-in-flight clean
+.PHONY: help setup model demo check test test-fast chaos bench bench-calibration bench-memory bench-tail bench-coordinator bench-scale bench-feeding bench-in-flight bench-peers clean
 
 help:
 	@echo "make setup      virtual environment with regen and its engine (ENGINE=gpu for GPUs), once per pyproject.toml"
@@ -37,6 +39,7 @@ help:
 	@echo "make test-fast  unit and contract tests without engine and Ray: seconds"
 	@echo "make chaos      runs under random kills for MINUTES=$(MINUTES), STORE=local, s3 or both, SEED=number"
 	@echo "make bench      output tokens per second against offline LLM.chat (PAIRS=$(PAIRS))"
+	@echo "make bench-peers   against the limit and other clients and batch runners, short rows and turns (ROUNDS=$(ROUNDS))"
 	@echo "make bench-calibration HEAD=folder PROMPTS=file   what calibration chooses, against each setting by itself"
 	@echo "make bench-memory   what coordinator and worker hold in memory over ROWS=$(ROWS) rows"
 	@echo "make bench-tail     how long a run takes over the least that is possible, simulated on the real schedule"
@@ -141,6 +144,15 @@ chaos: $(SETUP)
 
 bench: $(SETUP) $(MODEL)/model.safetensors
 	$(BIN)/python benchmarks/throughput.py --model $(MODEL) --pairs $(PAIRS)
+
+bench-peers: $(SETUP) $(MODEL)/model.safetensors $(PEERS)/is-there
+	$(BIN)/python -m benchmarks.peers --model $(MODEL) --rounds $(ROUNDS) --speculators $(PEERS)
+
+# Without its dependencies, which would replace the engine's; what it needs of them for this is there already. Where it
+# cannot be had, its arm is skipped, and the result says so.
+$(PEERS)/is-there: $(SETUP)
+	@$(BIN)/pip install $(QUIETLY) --no-deps --upgrade --target $(PEERS) speculators==0.9.0 hs-connectors==0.9.0 "loguru>=0.7.2,<=0.7.3" \
+	  && touch $@ || echo "bench-peers: the package speculators cannot be installed: its arm is skipped" >&2
 
 bench-calibration: $(SETUP) $(MODEL)/model.safetensors
 	$(BIN)/python benchmarks/calibration.py --model $(MODEL) --head $(HEAD) --prompts $(PROMPTS)
