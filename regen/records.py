@@ -513,12 +513,23 @@ class FailedAttempt:
 
 
 @dataclass(frozen=True, slots=True)
+class StartStage:
+    """A stage of a session's start: `where` is a process of it, such as `command` or `replica 3`."""
+
+    where: str
+    name: str
+    began_at: float  # epoch seconds on that process's clock
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaStats:
     """What a worker says of itself with each exchange.
 
     `counted_at` is when the counters were read, in seconds on the worker's own monotonic clock; `arm` names the
     speculation that this engine was started with, `started_seconds` how long it took to load; `warmup` is None until
     the warm-up has ended. `metrics_error` says why the engine's own metrics are not served, where they are wanted.
+    `start` are the stages up to its first token.
     """
 
     state: ReplicaState
@@ -534,6 +545,7 @@ class ReplicaStats:
     first_request_at: float | None = None  # epoch seconds on the worker's clock
     last_completion_at: float | None = None
     metrics_error: str | None = None
+    start: tuple[StartStage, ...] = ()
 
 
 def engines_acceptance(replicas: Iterable[ReplicaStats]) -> Acceptance:
