@@ -41,7 +41,7 @@ help:
 	@echo "make bench-memory   what coordinator and worker hold in memory over ROWS=$(ROWS) rows"
 	@echo "make bench-tail     how long a run takes over the least that is possible, simulated on the real schedule"
 	@echo "make bench-coordinator   what one coordinator costs without engines, by stage; and with 1,000 replicas"
-	@echo "make bench-scale    resume, status, seal, verify at 10,000, 100,000 and ROWS=$(ROWS) rows"
+	@echo "make bench-scale    every command at 10,000 to 1,000,000 rows, some at 10,000,000 (ROWS=\"10000 100000\")"
 	@echo "make clean      removes .venv, .models and caches; keeps runs/"
 
 # --- setup -----------------------------------------------------------------------------------------------------------
