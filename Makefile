@@ -26,7 +26,7 @@ QUIETLY := --quiet --quiet --disable-pip-version-check
 HAS_311 := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 
 .DELETE_ON_ERROR:
-.PHONY: help setup model demo check test test-fast chaos bench bench-calibration bench-memory clean
+.PHONY: help setup model demo check test test-fast chaos bench bench-calibration bench-memory bench-tail bench-coordinator bench-scale clean
 
 help:
 	@echo "make setup      virtual environment with regen and its engine (ENGINE=gpu for GPUs), once per pyproject.toml"
@@ -39,6 +39,9 @@ help:
 	@echo "make bench      output tokens per second against offline LLM.chat (PAIRS=$(PAIRS))"
 	@echo "make bench-calibration HEAD=folder PROMPTS=file   what calibration chooses, against each setting by itself"
 	@echo "make bench-memory   what coordinator and worker hold in memory over ROWS=$(ROWS) rows"
+	@echo "make bench-tail     how long a run takes over the least that is possible, simulated on the real schedule"
+	@echo "make bench-coordinator   what one coordinator costs without engines, by stage; and with 1,000 replicas"
+	@echo "make bench-scale    every command at 10,000 to 1,000,000 rows, some at 10,000,000 (ROWS=\"10000 100000\")"
 	@echo "make clean      removes .venv, .models and caches; keeps runs/"
 
 # --- setup -----------------------------------------------------------------------------------------------------------
@@ -142,6 +145,15 @@ bench-calibration: $(SETUP) $(MODEL)/model.safetensors
 
 bench-memory: $(SETUP)
 	$(BIN)/python -m benchmarks.memory --rows $(ROWS)
+
+bench-tail: $(SETUP)
+	$(BIN)/python -m benchmarks.tail
+
+bench-coordinator: $(SETUP)
+	$(BIN)/python -m benchmarks.coordinator
+
+bench-scale: $(SETUP)
+	$(BIN)/python -m benchmarks.scale --rows 10000 100000 $(ROWS)
 
 clean:
 	rm -rf $(VENV) .models build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

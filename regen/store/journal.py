@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from regen.errors import Fenced, JournalDamaged, StoreUnavailable
 from regen.ordinals import OrdinalSet
@@ -41,6 +40,7 @@ from regen.store.machine import utc_now
 from regen.store.parquet import RowsFile, content_digest, damaged, encode_rows, integers, texts
 from regen.store.reopened import Reopened, next_round
 from regen.store.replay import Ledger, Replayed, Settled, count_settled, read_ledger, refuse_closed, summed_up
+from regen.store.row_order import in_order
 
 SNAPSHOT_EVERY = 32
 # Instead of a file's number. Nowhere: what there was of the row is in a file that does not count any more.
@@ -464,5 +464,4 @@ def _checked(table: pa.Table) -> pa.Table:
     """Sorted by ordinal."""
     if not table.schema.equals(SCHEMA):
         raise ValueError("a table for the journal must have the schema of finished rows")
-    order = pc.sort_indices(table["ordinal"])
-    return table.take(order)
+    return in_order(table)
