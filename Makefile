@@ -17,6 +17,7 @@ MODEL := .models/smollm2
 PAIRS ?= 4
 ROWS ?= 1000000
 MINUTES ?= 5
+TIMES ?= 3
 STORE ?= both
 
 SETUP := $(VENV)/.setup-$(ENGINE)
@@ -26,7 +27,7 @@ QUIETLY := --quiet --quiet --disable-pip-version-check
 HAS_311 := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 
 .DELETE_ON_ERROR:
-.PHONY: help setup model demo check test test-fast chaos bench bench-calibration bench-memory bench-tail bench-coordinator bench-scale clean
+.PHONY: help setup model demo check test test-fast chaos bench bench-calibration bench-memory bench-tail bench-coordinator bench-scale bench-startup bench-check clean
 
 help:
 	@echo "make setup      virtual environment with regen and its engine (ENGINE=gpu for GPUs), once per pyproject.toml"
@@ -42,6 +43,8 @@ help:
 	@echo "make bench-tail     how long a run takes over the least that is possible, simulated on the real schedule"
 	@echo "make bench-coordinator   what one coordinator costs without engines, by stage; and with 1,000 replicas"
 	@echo "make bench-scale    every command at 10,000 to 1,000,000 rows, some at 10,000,000 (ROWS=\"10000 100000\")"
+	@echo "make bench-startup  from the command to the first token, stage by stage, beside LLM.chat (TIMES=$(TIMES))"
+	@echo "make bench-check    are the benchmarks' ratios as good as recorded (RECORD=1 records, THROUGHPUT=1 with engines)"
 	@echo "make clean      removes .venv, .models and caches; keeps runs/"
 
 # --- setup -----------------------------------------------------------------------------------------------------------
@@ -154,6 +157,12 @@ bench-coordinator: $(SETUP)
 
 bench-scale: $(SETUP)
 	$(BIN)/python -m benchmarks.scale --rows 10000 100000 $(ROWS)
+
+bench-startup: $(SETUP) $(MODEL)/model.safetensors
+	$(BIN)/python -m benchmarks.startup --model $(MODEL) --times $(TIMES)
+
+bench-check: $(SETUP) $(MODEL)/model.safetensors
+	$(BIN)/python -m benchmarks.check --model $(MODEL) $(if $(RECORD),--record) $(if $(THROUGHPUT),--engine)
 
 clean:
 	rm -rf $(VENV) .models build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

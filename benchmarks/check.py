@@ -124,7 +124,7 @@ class MissingFigure(Exception):
 def main() -> None:
     options = parse_options()
     began = time.monotonic()
-    results, fixed_work = run_all([one for one in BENCHMARKS if options.engine or not one.needs_engine], options)
+    results, fixed_work = run_all(chosen(options), options)
     measures = [one for one in MEASURES if one.benchmark in results]
     try:
         now = {one.name: value(one, results[one.benchmark], fixed_work[one.benchmark]) for one in measures}
@@ -145,10 +145,17 @@ def main() -> None:
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Compare the benchmarks' ratios with the recorded ones.")
     parser.add_argument("--record", action="store_true", help="write what is found instead of comparing it")
+    parser.add_argument("--only", action="append", choices=[one.name for one in BENCHMARKS], help="may be repeated")
     parser.add_argument("--engine", action="store_true", help="throughput with real engines, too")
     parser.add_argument("--model", default=".models/smollm2", help="the folder of its target (default: %(default)s)")
     parser.add_argument("--recorded", type=Path, default=RESULTS)
     return parser.parse_args()
+
+
+def chosen(options: argparse.Namespace) -> list[Benchmark]:
+    if options.only:
+        return [one for one in BENCHMARKS if one.name in options.only]
+    return [one for one in BENCHMARKS if options.engine or not one.needs_engine]
 
 
 # --- running them ----------------------------------------------------------------------------------------------------
