@@ -3,7 +3,7 @@
 Short forms of the benchmarks are run, and their ratios compared with the recorded ones (`results/check.json`, written
 with `--record`). Never a time: what is compared is a ratio of two figures of the same run, or processor time over that
 of a fixed piece of work done beside it on the same machine. What may be worse by how much stands in `MEASURES`, and
-nowhere else. What got better is shown, and passes.
+nowhere else. What seems worse is measured once more, and the better of both counts; what got better passes.
 
 Each benchmark is a process, and what is compared is read from the JSON that it writes: a key that is not there ends
 the check with its name. Some minutes on two cores; with `--engine` pairs of real engines as well.
@@ -34,8 +34,6 @@ TAIL_SCENARIO = "4, one slow, 400 rows"
 TIMEOUT_SECONDS = 3600
 CALIBRATION_ROWS = 80_000
 CALIBRATIONS = 5
-
-Results = Mapping[str, Any]  # the JSON of each benchmark, under its name
 
 
 class Against(Enum):
@@ -73,19 +71,19 @@ class Measure:
 
 BENCHMARKS = (
     Benchmark("tail", ("--only", TAIL_SCENARIO)),
-    Benchmark("coordinator", ("--rows", "5000", "--replicas", "100", "--rounds", "3")),
+    Benchmark("coordinator", ("--rows", "5000", "--replicas", "100", "--rounds", "20")),
     Benchmark("scale", ("--rows", SMALL, LARGE, "--steps", "verify", "seal", "export")),
     Benchmark("throughput", ("--pairs", "2", "--rows", "64"), needs_engine=True),
 )
 
 
 def _of_coordinator(name: str, *path: str, is_rate: bool = False) -> Measure:
-    return Measure(f"coordinator: {name}", "coordinator", path, 1.5, against=Against.FIXED_WORK, is_rate=is_rate)
+    return Measure(f"coordinator: {name}", "coordinator", path, 1.6, against=Against.FIXED_WORK, is_rate=is_rate)
 
 
 def _of_scale(step: str) -> Measure:
     large, small = (("steps", step, "costs", size, "cpu_seconds") for size in (LARGE, SMALL))
-    return Measure(f"scale: {step}, 10^5 rows over 10^4", "scale", large, 1.3, over=small)
+    return Measure(f"scale: {step}, 10^5 rows over 10^4", "scale", large, 1.4, over=small)
 
 
 # The simulation is the same whenever it is run: only a change of the schedule moves it. Processor time moves by some
@@ -124,18 +122,20 @@ class MissingFigure(Exception):
 def main() -> None:
     options = parse_options()
     began = time.monotonic()
-    results, fixed_work = run_all(chosen(options), options)
-    measures = [one for one in MEASURES if one.benchmark in results]
     try:
-        now = {one.name: value(one, results[one.benchmark], fixed_work[one.benchmark]) for one in measures}
+        now = measured(chosen(options), options)
+        if options.record:
+            record(options.recorded, now)
+            return
+        if not options.recorded.exists():
+            sys.exit(f"{options.recorded}: nothing is recorded yet; `make bench-check RECORD=1` writes it")
+        recorded = json.loads(options.recorded.read_text())["ratios"]
+        if doubtful := [one for one in chosen(options) if one.name in worse_benchmarks(now, recorded)]:
+            print("worse than allowed: once more, and the better of both counts")
+            now = better_of(now, measured(doubtful, options))
     except MissingFigure as error:
         sys.exit(str(error))
-    if options.record:
-        record(options.recorded, now)
-        return
-    if not options.recorded.exists():
-        sys.exit(f"{options.recorded}: nothing is recorded yet; `make bench-check RECORD=1` writes it")
-    verdicts = compare(measures, now, json.loads(options.recorded.read_text())["ratios"])
+    verdicts = compare(now, recorded)
     print("\n".join(table(verdicts)))
     print(f"after {time.monotonic() - began:.0f} s")
     if any(one.is_worse for one in verdicts):
@@ -161,16 +161,18 @@ def chosen(options: argparse.Namespace) -> list[Benchmark]:
 # --- running them ----------------------------------------------------------------------------------------------------
 
 
-def run_all(benchmarks: Iterable[Benchmark], options: argparse.Namespace) -> tuple[Results, Mapping[str, float]]:
-    """What each wrote, and the seconds of the fixed work around each: the better of before and after."""
-    results, fixed_work = dict[str, Any](), dict[str, float]()
+def measured(benchmarks: Iterable[Benchmark], options: argparse.Namespace) -> dict[str, float]:
+    """Every measure of these, by its name. Fixed work before and after: the better counts. Raises MissingFigure."""
+    now = dict[str, float]()
     before = fixed_work_seconds()
     for benchmark in benchmarks:
         arguments = [*benchmark.arguments, *(("--model", options.model) if benchmark.needs_engine else ())]
-        results[benchmark.name] = written_by(benchmark.name, arguments)
+        found = written_by(benchmark.name, arguments)
         after = fixed_work_seconds()
-        fixed_work[benchmark.name], before = min(before, after), after
-    return results, fixed_work
+        own = [one for one in MEASURES if one.benchmark == benchmark.name]
+        now |= {one.name: value(one, found, min(before, after)) for one in own}
+        before = after
+    return now
 
 
 def written_by(name: str, arguments: Sequence[str]) -> Any:
@@ -231,8 +233,25 @@ def at(found: Any, benchmark: str, path: Sequence[str]) -> float:
     return float(here)
 
 
-def compare(measures: Iterable[Measure], now: Mapping[str, float], recorded: Mapping[str, float]) -> list[Verdict]:
-    return [Verdict(one.name, now[one.name], recorded.get(one.name), one.allowed) for one in measures]
+def compare(
+    now: Mapping[str, float], recorded: Mapping[str, float], measures: Iterable[Measure] = MEASURES
+) -> list[Verdict]:
+    """Of those that were measured."""
+    there = (one for one in measures if one.name in now)
+    return [Verdict(one.name, now[one.name], recorded.get(one.name), one.allowed) for one in there]
+
+
+def worse_benchmarks(
+    now: Mapping[str, float], recorded: Mapping[str, float], measures: Sequence[Measure] = MEASURES
+) -> set[str]:
+    """Those with a measure that got worse."""
+    worse = {verdict.name for verdict in compare(now, recorded, measures) if verdict.is_worse}
+    return {one.benchmark for one in measures if one.name in worse}
+
+
+def better_of(now: Mapping[str, float], again: Mapping[str, float]) -> dict[str, float]:
+    """What else a machine does can make a figure worse, and never better."""
+    return {name: min(figure, again.get(name, figure)) for name, figure in now.items()}
 
 
 def table(verdicts: Sequence[Verdict]) -> Iterator[str]:
