@@ -17,6 +17,7 @@ MODEL := .models/smollm2
 PAIRS ?= 4
 ROWS ?= 1000000
 MINUTES ?= 5
+TIMES ?= 3
 STORE ?= both
 ROUNDS ?= 6
 PEERS := .cache/peers
@@ -28,7 +29,7 @@ QUIETLY := --quiet --quiet --disable-pip-version-check
 HAS_311 := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 
 .DELETE_ON_ERROR:
-.PHONY: help setup model demo check test test-fast chaos bench bench-calibration bench-memory bench-tail bench-coordinator bench-scale bench-feeding bench-in-flight bench-peers clean
+.PHONY: help setup model demo check test test-fast chaos bench bench-calibration bench-memory bench-tail bench-coordinator bench-scale bench-feeding bench-in-flight bench-peers bench-startup bench-check clean
 
 help:
 	@echo "make setup      virtual environment with regen and its engine (ENGINE=gpu for GPUs), once per pyproject.toml"
@@ -44,9 +45,11 @@ help:
 	@echo "make bench-memory   what coordinator and worker hold in memory over ROWS=$(ROWS) rows"
 	@echo "make bench-tail     how long a run takes over the least that is possible, simulated on the real schedule"
 	@echo "make bench-coordinator   what one coordinator costs without engines, by stage; and with 1,000 replicas"
-	@echo "make bench-scale    resume, status, seal, verify at 10,000, 100,000 and ROWS=$(ROWS) rows"
 	@echo "make bench-feeding     slots busy, prefix hits, and a cache short of room, on the real engine (PAIRS=$(PAIRS))"
 	@echo "make bench-in-flight   what limiting the rows in flight is worth, simulated"
+	@echo "make bench-scale    every command at 10,000 to 1,000,000 rows, some at 10,000,000 (ROWS=\"10000 100000\")"
+	@echo "make bench-startup  from the command to the first token, stage by stage, beside LLM.chat (TIMES=$(TIMES))"
+	@echo "make bench-check    are the benchmarks' ratios as good as recorded (RECORD=1 records, THROUGHPUT=1 with engines)"
 	@echo "make clean      removes .venv, .models and caches; keeps runs/"
 
 # --- setup -----------------------------------------------------------------------------------------------------------
@@ -174,6 +177,12 @@ bench-feeding: $(SETUP) $(MODEL)/model.safetensors
 
 bench-in-flight: $(SETUP)
 	$(BIN)/python -m benchmarks.in_flight
+
+bench-startup: $(SETUP) $(MODEL)/model.safetensors
+	$(BIN)/python -m benchmarks.startup --model $(MODEL) --times $(TIMES)
+
+bench-check: $(SETUP) $(MODEL)/model.safetensors
+	$(BIN)/python -m benchmarks.check --model $(MODEL) $(if $(RECORD),--record) $(if $(THROUGHPUT),--engine)
 
 clean:
 	rm -rf $(VENV) .models build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -331,7 +331,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--what", choices=("rows", "fleet"))
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--out", dest="results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     found = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
     if arguments.what in (None, "rows"):

@@ -1,175 +1,219 @@
-"""`make bench-scale ROWS=1000000`: what each command costs as a run grows, in processor time and peak memory.
+"""`make bench-scale ROWS=1000000`: what each command costs as a run grows, measured on the commands themselves.
 
-Of each number of rows a run is laid down: the parts of its plan as PlanWriter writes them, its journal by the real
-Journal, with small rows, a thousand to a file. All rows are done but a hundred. Then each step runs in a process of
-its own: `resume` is from the command's first look at the folder to a coordinator that leases, the rest what the
-commands do. Laying down is not measured.
+Of each number of rows a source is written and a run folder laid down by the real classes (large_run.py), with as many
+journal files as a run of 48 hours has (5,760 of a million rows). Every step is `python -m regen ...` as a process of
+its own, measured from outside with its children (processes.py):
+
+    plan                the source planned anew, every prompt rendered by a target of bytes
+    run, resume         with half of the rows done, until new rows are published; then SIGTERM. On Ray, fake engine
+    status              with half of the rows done, again with all
+    verify, seal, verify, export, report   with all rows done
+
+Beyond `FULL_ROWS` rows only `run`, `resume` and `status` are measured, and with --plan also `plan`.
+The growth is the exponent between two sizes ten times apart: 1.0 is linear, and start-up makes it less.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
+import math
 import platform
-import resource
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
+import yaml
 
-from benchmarks.memory import made_up, planned, spec_of
-from regen.data.plan import open_plan
-from regen.data.plan_rows import SCHEMA, to_table, to_values
-from regen.data.plan_summary import PLAN_KEY, PlanPart, PlanSummary, SourceSummary
-from regen.data.sources import file_digest
-from regen.protocols import Storage
-from regen.records import ENDED_PHASES, Lease, Phase
-from regen.rows import SCHEMA as SCHEMA_OF_ROWS
-from regen.run.commands.check import check
-from regen.run.coordinator import Coordinator
-from regen.run.look import look
-from regen.run.session import seal_complete
-from regen.run.start import StartOptions, begin, resume
-from regen.store.control import Claim, Released, ReleaseReason
-from regen.store.journal import Journal
-from regen.store.machine import utc_now
-from regen.store.storage import open_storage
+from benchmarks.large_run import LargeRun, lay_down_plan, make_rows, with_source
+from benchmarks.processes import Cost, measured
+from regen.store.files import JournalFiles
 
 RESULTS = Path(__file__).parent / "results" / "scale.json"
-PART_ROWS, FILE_ROWS, UNDONE = 10_000, 1000, 100
+FULL_ROWS = 1_000_000
+COORDINATOR = "ray::Coordinator"
+COMPLETE = frozenset({0})
+
+Costs = dict[str, Cost]
 
 
-def lay_down(folder: Path, count: int) -> str:
-    source = folder / "rows.jsonl"
-    source.write_text('{"prompt": "say something"}\n', encoding="utf-8")
-    made = begin(spec_of(folder, source), StartOptions(processes=1), say=lambda text: None)
-    storage = made.storage
-    storage.delete(PLAN_KEY)
-    write_plan(storage, folder, count)
-    write_journal(storage, count)
-    return storage.url
+class Commands:
+    """The steps of one folder, each told when it has ended."""
+
+    def __init__(self, run: LargeRun, wanted: Sequence[str] | None) -> None:
+        self._run, self._wanted = run, wanted
+        self._folder = run.source.parent
+        self._spec = self._folder / "spec.yaml"
+        self._spec.write_text(yaml.safe_dump(run.spec.model_dump(mode="json", exclude_unset=True)), encoding="utf-8")
+        self.costs: Costs = {}
+
+    def is_wanted(self, *steps: str) -> bool:
+        return self._wanted is None or any(step in self._wanted for step in steps)
+
+    def plan(self) -> None:
+        self._step("plan", "plan", str(self._spec), "--json")
+
+    def until_new_rows(self, step: str) -> None:
+        what = str(self._spec) if step == "run" else self._run.spec.output
+        self._step(step, step, what, until=_new_rows(self._run), word=COORDINATOR)
+
+    def of_run(self, step: str, command: str, *options: str, codes: frozenset[int] = COMPLETE) -> None:
+        self._step(step, command, self._run.spec.output, *options, codes=codes)
+
+    def export(self) -> None:
+        self.of_run("export", "export", "--to", "speculators", "--out", str(self._folder / "exported"))
+
+    def _step(
+        self,
+        step: str,
+        *arguments: str,
+        until: Callable[[], bool] | None = None,
+        word: str | None = None,
+        codes: frozenset[int] = COMPLETE,
+    ) -> None:
+        if not self.is_wanted(step):
+            return
+        output = self._folder / "said.txt"
+        cost = measured([sys.executable, "-m", "regen", *arguments], output, until, word)
+        if cost.exit_code is not None and cost.exit_code not in codes:
+            raise SystemExit(f"{step} ended with {cost.exit_code}:\n{output.read_text(errors='replace')[-2000:]}")
+        self.costs[step] = cost
+        print(_line(self._run.count, step, cost), flush=True)
 
 
-def write_plan(storage: Storage, folder: Path, count: int) -> None:
-    """One part's rows again and again, with ordinals and ids of their own."""
-    pattern = to_table([to_values(planned(ordinal)) for ordinal in range(PART_ROWS)])
-    parts = []
-    for number, first in enumerate(range(0, count, PART_ROWS)):
-        rows = min(PART_ROWS, count - first)
-        ordinals = range(first, first + rows)
-        table = pattern.slice(0, rows)
-        table = table.set_column(0, SCHEMA.field("ordinal"), pa.array(ordinals, pa.int64()))
-        table = table.set_column(1, SCHEMA.field("row_id"), pa.array([f"{ordinal:032x}" for ordinal in ordinals]))
-        path = folder / "part.parquet"
-        pq.write_table(table, path, compression="zstd", row_group_size=512)
-        key = f"plan/large/part-{number:05d}.parquet"
-        parts.append(PlanPart(key, rows, path.stat().st_size, file_digest(path)))
-        storage.replace(key, path)
-    source = SourceSummary("rows", count, count, {}, {}, 0, count, 0, ())
-    storage.replace(PLAN_KEY, PlanSummary("large", count, 0, "0" * 32, tuple(parts), (source,)).to_json())
+def _new_rows(run: LargeRun) -> Callable[[], bool]:
+    """Whether a file with rows was published since now."""
+    files = JournalFiles(run.storage)
+    number = _length(files)
+
+    def come() -> bool:
+        nonlocal number
+        while files.exists(number):
+            if files.read_footer(number).rows:
+                return True
+            number += 1
+        return False
+
+    return come
 
 
-def write_journal(storage: Storage, count: int) -> None:
-    journal = Journal(storage, "laid-down", count)
-    journal.replay(())
-    journal.claim(Claim("laid-down", "nowhere", 1, 1, utc_now()))
-    example = planned(0)
-    for first in range(0, count - UNDONE, FILE_ROWS):
-        ordinals = range(first, min(first + FILE_ROWS, count - UNDONE))
-        leases = [Lease(_with(example, ordinal), 0, 1) for ordinal in ordinals]
-        journal.publish(made_up(leases))
-    journal.publish(SCHEMA_OF_ROWS.empty_table(), [Released("laid-down", ReleaseReason.DRAINED, utc_now())])
+def _length(files: JournalFiles) -> int:
+    return 1 + max((file.number for file in files.listed()), default=-1)
 
 
-def _with(row: Any, ordinal: int) -> Any:
-    return type(row)(ordinal, f"{ordinal:032x}", row.source, row.location, None, row.conversation, row.prompt_tokens)
+def measure(folder: Path, count: int, wanted: Sequence[str] | None, with_plan: bool) -> Costs:
+    """All steps at one size."""
+    run = with_source(folder, count)
+    is_full = count <= FULL_ROWS
+    commands = Commands(run, wanted)
+    if is_full or with_plan:
+        commands.plan()
+    began = time.monotonic()
+    lay_down_plan(run)
+    make_rows(run, count // 2, with_digests=is_full)
+    _say_laid_down(count, began)
+    commands.of_run("status, half", "status")
+    commands.until_new_rows("run")
+    commands.until_new_rows("resume")
+    if is_full and commands.is_wanted("status", "verify", "seal", "verify, sealed", "export", "report"):
+        began = time.monotonic()
+        make_rows(run, count)
+        _say_laid_down(count, began)
+        commands.of_run("status", "status")
+        commands.of_run("verify", "verify")
+        commands.of_run("seal", "seal")
+        commands.of_run("verify, sealed", "verify")
+        commands.export()
+        commands.of_run("report", "report")
+    return commands.costs
 
 
-# --- steps -----------------------------------------------------------------------------------------------------------
+def _say_laid_down(count: int, began: float) -> None:
+    print(f"{count:>12,} rows  (laid down in {time.monotonic() - began:.0f} s)", flush=True)
 
 
-def resumed(url: str) -> None:
-    begun = resume(url, StartOptions(processes=1), say=lambda text: None)
-    asyncio.run(_led(begun.worker_setup.run))
+# --- what was found --------------------------------------------------------------------------------------------------
 
 
-async def _led(setup: Any) -> None:
-    coordinator = Coordinator(setup)
-    while (status := await coordinator.status()).phase is Phase.REPLAYING:
-        await asyncio.sleep(0.05)
-    assert status.left == UNDONE, f"{status.phase}, {status.left} rows left: {status.error}"
-    await coordinator.drain(0)
-    while (await coordinator.status()).phase not in ENDED_PHASES:
-        await asyncio.sleep(0.05)
-    await coordinator.close()
+def growth(smaller: tuple[int, float], larger: tuple[int, float]) -> float:
+    """The exponent p of cost ~ rows ** p, from (rows, cost) of two sizes."""
+    return math.log(larger[1] / smaller[1]) / math.log(larger[0] / smaller[0])
 
 
-def read_plan(url: str) -> None:
-    assert not list(open_plan(open_storage(url)).settled())
-
-
-STEPS: dict[str, Callable[[str], object]] = {
-    "plan: open, look for settled rows": read_plan,
-    "resume": resumed,
-    "status": lambda url: look(open_storage(url)),
-    "seal": lambda url: seal_complete(open_storage(url)),
-    "verify": lambda url: check(open_storage(url)),
-}
-
-
-def one_step(step: str, url: str) -> dict[str, float]:
-    wall, cpu = time.monotonic(), time.process_time()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    STEPS[step](url)
+def growths(costs: Mapping[int, Cost]) -> dict[str, float]:
+    """By size, the growth of processor time since the size before."""
+    sizes = sorted(costs)
     return {
-        "cpu_seconds": time.process_time() - cpu,
-        "wall_seconds": time.monotonic() - wall,
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "peak_mib_before": before / 1024,
+        str(larger): growth((smaller, costs[smaller].cpu_seconds), (larger, costs[larger].cpu_seconds))
+        for smaller, larger in pairwise(sizes)
+    }
+
+
+def by_step(found: Mapping[int, Costs]) -> dict[str, dict[int, Cost]]:
+    steps = dict.fromkeys(step for costs in found.values() for step in costs)
+    return {step: {count: costs[step] for count, costs in found.items() if step in costs} for step in steps}
+
+
+def table(found: Mapping[int, Costs]) -> Iterator[str]:
+    titles = f"{'seconds':>9} {'CPU s':>9} {'growth':>7} {'MiB':>7} {'of all':>7} {'coordinator':>11}"
+    yield f"{'step':<16} {'rows':>12} {titles}"
+    for step, costs in by_step(found).items():
+        exponents = growths(costs)
+        for count, cost in sorted(costs.items()):
+            exponent = f"{exponents[str(count)]:.2f}" if str(count) in exponents else ""
+            times = f"{cost.seconds:>9.1f} {cost.cpu_seconds:>9.1f} {exponent:>7}"
+            named = f"{cost.named_mib:>11.0f}" if cost.named_mib else ""
+            yield f"{step:<16} {count:>12,} {times} {cost.largest_mib:>7.0f} {cost.together_mib:>7.0f} {named}".rstrip()
+
+
+def _line(count: int, step: str, cost: Cost) -> str:
+    times = f"{cost.seconds:>8.1f} s  {cost.cpu_seconds:>8.1f} s of processor time"
+    named = f", coordinator {cost.named_mib:.0f}" if cost.named_mib else ""
+    return f"{count:>12,} rows  {step:<16} {times}  {cost.largest_mib:>6.0f} MiB{named}"
+
+
+def to_json(found: Mapping[int, Costs], took_seconds: float) -> dict[str, Any]:
+    return {
+        "machine": {
+            "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "platform": platform.platform(),
+            "python": platform.python_version(),
+            "pyarrow": pa.__version__,
+        },
+        "took_seconds": took_seconds,
+        "steps": {
+            step: {
+                "costs": {str(count): asdict(cost) for count, cost in costs.items()},
+                "growth_of_cpu_seconds": growths(costs),
+            }
+            for step, costs in by_step(found).items()
+        },
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
-    parser.add_argument("--steps", nargs="+", default=list(STEPS), choices=list(STEPS))
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--url", help=argparse.SUPPRESS)
+    parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000, 1_000_000, 10_000_000])
+    parser.add_argument("--steps", nargs="+", help="only these, such as verify or 'verify, sealed'")
+    parser.add_argument("--plan", action="store_true", help="measure `plan` at every size: at 10^7 half an hour")
+    parser.add_argument("--folder", type=Path, help="where run folders are laid down, each removed afterwards")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    if arguments.url:
-        print(json.dumps(one_step(arguments.steps[0], arguments.url)))
-        return
-    found: dict[str, dict[str, dict[str, float]]] = {step: {} for step in arguments.steps}
+    began, found = time.monotonic(), dict[int, Costs]()
     for count in arguments.rows:
-        with tempfile.TemporaryDirectory() as folder:
-            url = lay_down(Path(folder), count)
-            for step in arguments.steps:
-                found[step][str(count)] = seen = in_a_process(step, url)
-                cost = f"{seen['cpu_seconds']:>8.2f} s of processor time  {seen['peak_mib']:>8.0f} MiB at most"
-                print(f"{count:>12,} rows  {step:<34} {cost}", flush=True)
-    machine = {
-        "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        "pyarrow": pa.__version__,
-    }
-    arguments.results.parent.mkdir(exist_ok=True)
-    arguments.results.write_text(json.dumps({"machine": machine, "steps": found}, indent=2) + "\n")
-    print(f"written to {arguments.results}")
-
-
-def in_a_process(step: str, url: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.scale", "--steps", step, "--url", url]
-    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    found: dict[str, float] = json.loads(said.splitlines()[-1])
-    return found
+        with tempfile.TemporaryDirectory(dir=arguments.folder, prefix="regen-scale-") as folder:
+            found[count] = measure(Path(folder), count, arguments.steps, arguments.plan)
+    print("\n".join(table(found)))
+    arguments.out.parent.mkdir(exist_ok=True)
+    took = time.monotonic() - began
+    arguments.out.write_text(json.dumps(to_json(found, took), indent=2) + "\n")
+    print(f"written to {arguments.out} after {took:.0f} s")
 
 
 if __name__ == "__main__":

@@ -408,7 +408,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", action="append", help="the name of a scenario; may be repeated")
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--out", dest="results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     found: dict[str, list[Result]] = {}
     for scenario in SCENARIOS:

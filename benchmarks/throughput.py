@@ -152,7 +152,7 @@ def main() -> None:
     rows = make_rows(options.rows)
     pairs = [run_pair(number, Path(options.model).resolve(), rows) for number in range(options.pairs)]
     ratio = log_ratio_interval([pair["ratio"] for pair in pairs])
-    report(pairs, ratio, len(rows))
+    report(pairs, ratio, len(rows), options.out)
 
 
 def parse_options() -> argparse.Namespace:
@@ -160,6 +160,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--model", default=".models/smollm2", help="the target's folder (default: %(default)s)")
     parser.add_argument("--pairs", type=int, default=4, help="interleaved pairs of both arms (default: %(default)s)")
     parser.add_argument("--rows", type=int, default=DEFAULT_ROWS, help="prompts, at most 320 (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--chat-arm", metavar="FOLDER", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -329,7 +330,7 @@ def log_ratio_interval(ratios: Sequence[float]) -> Interval:
     return Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
 
 
-def report(pairs: Sequence[dict[str, Any]], ratio: Interval, rows: int) -> None:
+def report(pairs: Sequence[dict[str, Any]], ratio: Interval, rows: int, out: Path) -> None:
     result = {
         "ratio": asdict(ratio),
         "settings": {
@@ -344,10 +345,10 @@ def report(pairs: Sequence[dict[str, Any]], ratio: Interval, rows: int) -> None:
         "machine": machine(),
         "pairs": list(pairs),
     }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+    out.parent.mkdir(exist_ok=True)
+    out.write_text(json.dumps(result, indent=2) + "\n")
     print("\n".join(table(pairs, ratio)))
-    print(f"written to {RESULTS}")
+    print(f"written to {out}")
 
 
 def table(pairs: Sequence[dict[str, Any]], ratio: Interval) -> Iterator[str]:

@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 
     from regen.observe.terminal_facts import TerminalFacts
     from regen.records import CoordinatorStatus
+    from regen.run.ahead import ClusterAhead
     from regen.run.commands.doctor import Report
     from regen.run.commands.doctor_servers import ServersReport
     from regen.run.commands.doctor_spec import SpecReport
     from regen.run.look import Look
     from regen.run.session import Standing
     from regen.run.start import Begun
+    from regen.run.stopwatch import Stopwatch
 
 app = typer.Typer(
     name="regen",
@@ -42,6 +44,7 @@ app = typer.Typer(
 )
 
 _LOG = Log()
+_is_program = False
 
 Spec = Annotated[Path, typer.Argument(metavar="SPEC", help="The spec file (regen init writes a commented one).")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="The run folder.")]
@@ -76,6 +79,8 @@ LogsOfAll = Annotated[
 
 def main() -> None:
     """The console script. Never returns."""
+    global _is_program
+    _is_program = True
     accept_any_text()
     try:
         app()
@@ -110,6 +115,7 @@ def init(
 @app.command()
 def plan(spec: Spec, as_json: AsJson = False) -> None:
     """Read all sources and show what would be run. Writes nothing into the run folder."""
+    _spare_torch()
     from regen.data.target import resolve_target
     from regen.observe.tables import plan_table
     from regen.run.start import StartOptions, dry_plan
@@ -128,6 +134,7 @@ def plan(spec: Spec, as_json: AsJson = False) -> None:
 @app.command()
 def preflight(spec: Spec, as_json: AsJson = False) -> None:
     """What files alone can tell about speculation; exit 3 when it cannot work."""
+    _spare_torch()
     from regen.data.target import resolve_target
     from regen.observe.tables import findings_table
     from regen.run.speculation.preflight import examine, refuse
@@ -238,11 +245,15 @@ def run(
     verbose: Verbose = 0,
 ) -> None:
     """Start the run of this spec, or continue it. Ctrl-C drains it, a second one stops it."""
+    _spare_torch()
+    stopwatch = _stopwatch()
     from regen.run.start import StartOptions, begin
     from regen.spec import load_spec
 
-    options = StartOptions(take_over=take_over, accept_drift=accept_drift)
-    _conduct(lambda: begin(load_spec(spec), options, _say), address, allow_rejects, as_json, verbose)
+    stopwatch.lap("imports")
+    ahead = _cluster_ahead(address, verbose)
+    options = StartOptions(take_over, accept_drift, before_plan=ahead.begin, lap=stopwatch.lap)
+    _conduct(lambda: begin(load_spec(spec), options, _say), ahead, allow_rejects, as_json, stopwatch)
 
 
 @app.command()
@@ -258,6 +269,7 @@ def calibrate(
 
     On a finished run nothing is left to measure with: what was chosen before is shown, and without that it is exit 1.
     """
+    _spare_torch()
     from regen.observe.tables import calibration_table
     from regen.run import session
     from regen.run.setup import Purpose
@@ -301,6 +313,7 @@ def pilot(
     verbose: Verbose = 0,
 ) -> None:
     """Make a sample of the run's rows and show what the whole run will be like. The rows made count toward the run."""
+    _spare_torch()
     from regen.observe.pilot_page import pilot_page
     from regen.observe.pilot_table import pilot_tables
     from regen.run.commands.pilot import begin_pilot, note_session, read_pilot, rows_left
@@ -344,6 +357,7 @@ def estimate(
     as_json: AsJson = False,
 ) -> None:
     """Tokens, hours, cost and disk of the run, as ranges, before it has run. Starts no engine and writes nothing."""
+    _spare_torch()
     from regen.observe.estimate_table import estimate_tables
     from regen.run.commands.estimate_spec import Assumptions, estimate_spec
     from regen.run.start import StartOptions
@@ -372,15 +386,19 @@ def resume(
     verbose: Verbose = 0,
 ) -> None:
     """Continue a run from its folder alone. Ctrl-C drains it, a second one stops it."""
+    _spare_torch()
+    stopwatch = _stopwatch()
     from regen.run.speculation.wanted import NewDraft
     from regen.run.start import StartOptions
     from regen.run.start import resume as begin_again
 
     if draft is None and (method is not None or num_tokens is not None):
         raise typer.BadParameter("--method and --num-tokens go with --draft")
-    options = StartOptions(take_over=take_over, accept_drift=accept_drift)
+    stopwatch.lap("imports")
     new_draft = None if draft is None else NewDraft(draft, method, num_tokens)
-    _conduct(lambda: begin_again(run, options, _say, new_draft), address, allow_rejects, as_json, verbose)
+    ahead = _cluster_ahead(address, verbose)
+    options = StartOptions(take_over, accept_drift, before_plan=ahead.begin, lap=stopwatch.lap)
+    _conduct(lambda: begin_again(run, options, _say, new_draft), ahead, allow_rejects, as_json, stopwatch)
 
 
 @app.command()
@@ -511,6 +529,7 @@ def clean(
 @app.command()
 def extend(spec: Spec, as_json: AsJson = False) -> None:
     """Add to the run of this spec the rows that its sources have gained; the next `regen resume` makes them."""
+    _spare_torch()
     from regen.run.commands.extend import extend as extend_run
     from regen.run.start import StartOptions
     from regen.spec import load_spec
@@ -638,7 +657,7 @@ def submit(
 
 
 def _conduct(
-    make: Callable[[], Begun], address: str | None, allow_rejects: bool, as_json: bool, verbosity: int
+    make: Callable[[], Begun], ahead: ClusterAhead, allow_rejects: bool, as_json: bool, stopwatch: Stopwatch
 ) -> None:
     """From nothing to the run's end, told to a person, and with `as_json` to a machine."""
     from regen.observe.json_lines import for_machines
@@ -649,16 +668,17 @@ def _conduct(
     from regen.run.session import standing
 
     with for_machines(as_json) as lines:
-        begun = make()
-        session, console = begun.worker_setup.run.session, _console(to_stderr=as_json)
-        _LOG.session = session
-        if lines is not None:
-            lines.session = session
-        if begun.is_new:
-            planned = (begun.plan_summary.sources, begun.plan_summary.digest)
-            _show(console, plan_table(*planned), plan_line(*planned))
-        if not standing(begun.storage).is_finished:
-            drive(begun, address, verbosity, display(console, _LOG, lines), _LOG)
+        with ahead:
+            begun = make()
+            session, console = begun.worker_setup.run.session, _console(to_stderr=as_json)
+            _LOG.session = session
+            if lines is not None:
+                lines.session = session
+            if begun.is_new:
+                planned = (begun.plan_summary.sources, begun.plan_summary.digest)
+                _show(console, plan_table(*planned), plan_line(*planned))
+            if not standing(begun.storage).is_finished:
+                drive(begun, ahead, display(console, _LOG, lines), _LOG, stopwatch)
         found = settle(begun, _say)
         _show(console, totals_table(found.planned, found.totals), totals_line(found.planned, found.totals))
         leave_pages(begun.storage, _say)
@@ -677,8 +697,30 @@ def _drive(begun: Begun, address: str | None, verbosity: int, as_json: bool) -> 
     from regen.observe.live import display
     from regen.run.command import drive
 
-    with output_on_stderr() if as_json else nullcontext():
-        return drive(begun, address, verbosity, display(_console(to_stderr=as_json), _LOG), _LOG)
+    with output_on_stderr() if as_json else nullcontext(), _cluster_ahead(address, verbosity) as ahead:
+        return drive(begun, ahead, display(_console(to_stderr=as_json), _LOG), _LOG, _stopwatch())
+
+
+def _stopwatch() -> Stopwatch:
+    """Of this command, from now on."""
+    from regen.run.stopwatch import Stopwatch
+
+    return Stopwatch("command")
+
+
+def _spare_torch() -> None:
+    """Of a command whose engines are elsewhere. Called from another program, which may have some, it does nothing."""
+    from regen.data.without_torch import spare_torch
+
+    if _is_program:
+        spare_torch()
+
+
+def _cluster_ahead(address: str | None, verbosity: int) -> ClusterAhead:
+    """Not begun yet."""
+    from regen.run.ahead import ClusterAhead
+
+    return ClusterAhead(address, verbosity, _LOG.adopt_loggers)
 
 
 def _exit_unmeasured(url: str, found: Standing) -> NoReturn:

@@ -513,6 +513,16 @@ class FailedAttempt:
 
 
 @dataclass(frozen=True, slots=True)
+class StartStage:
+    """A stage of a session's start: `where` is a process of it, such as `command` or `replica 3`."""
+
+    where: str
+    name: str
+    began_at: float  # epoch seconds on that process's clock
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaStats:
     """What a worker says of itself with each exchange.
 
@@ -520,6 +530,7 @@ class ReplicaStats:
     speculation that this engine was started with, `started_seconds` how long it took to load; `warmup` is None until
     the warm-up has ended. `metrics_error` says why the engine's own metrics are not served, where they are wanted.
     `row_limit` is how many rows it gives its engine at once while the cache is short of room, None: all that it has.
+    `start` are the stages up to its first token.
     """
 
     state: ReplicaState
@@ -536,6 +547,7 @@ class ReplicaStats:
     last_completion_at: float | None = None
     metrics_error: str | None = None
     row_limit: int | None = None
+    start: tuple[StartStage, ...] = ()
 
 
 def engines_acceptance(replicas: Iterable[ReplicaStats]) -> Acceptance:

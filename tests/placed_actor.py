@@ -13,6 +13,7 @@ from ray.util.placement_group import get_current_placement_group
 from regen.errors import EngineDied
 from regen.records import Left
 from regen.run.setup import WorkerSetup
+from regen.spec import RunSpec
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,15 @@ class Given:
 
 @ray.remote(max_restarts=0, max_task_retries=0)
 class PlacedActor:
-    def __init__(self, setup: WorkerSetup, coordinator: Any) -> None:
+    def __init__(self) -> None:
         self._fails = asyncio.Event()
 
     async def is_placed(self) -> str:
         return str(ray.get_runtime_context().get_node_id())
 
-    async def run(self) -> Left:
+    async def get_ready(self, spec: RunSpec, slot: int) -> None: ...
+
+    async def run(self, setup: WorkerSetup, coordinator: Any) -> Left:
         await self._fails.wait()
         raise EngineDied("vLLM's engine process is gone")
 

@@ -18,6 +18,7 @@ from typing import Any
 from regen.data.call_form import CALL_FORMS, PROBE, CallForm
 from regen.data.control_tokens import CONTROL_TOKENS, ControlTokens, Masked
 from regen.data.text import DETAIL_CHARS, printable
+from regen.data.without_torch import auto_tokenizer
 from regen.errors import RowRefused, SpecError
 from regen.records import Stage
 
@@ -235,10 +236,10 @@ def load_template(
 
 
 def _load_tokenizer(folder: Path, trust_remote_code: bool) -> Any:
-    from transformers import AutoTokenizer
-
     try:
-        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code, local_files_only=True)
+        return auto_tokenizer(trust_remote_code).from_pretrained(
+            str(folder), trust_remote_code=trust_remote_code, local_files_only=True
+        )
     except Exception as error:
         raise SpecError(
             f"target.model: no tokenizer can be loaded from {folder}: {_detail(error)}."

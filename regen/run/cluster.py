@@ -14,7 +14,7 @@ import os
 import shlex
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ from regen.run.coordinator import Coordinator
 from regen.run.fleet import leash, probe
 from regen.run.fleet.fit import Answers, Node, Questions
 from regen.run.fleet.placement import STRATEGY, Placement, placement_of
-from regen.run.replica import build_worker, prepare_draft
+from regen.run.replica import build_worker, import_engine, is_own_vllm, prepare_draft
 from regen.run.setup import Assignment, RunSetup, WorkerSetup
 from regen.spec import RunSpec, dump_spec, with_absolute_paths
 
@@ -56,8 +56,10 @@ _AUTHENTICATION_LOG = logging.getLogger("ray._private.authentication.authenticat
 class RayCluster:
     """`driver.Cluster` over Ray actors, on the cluster of this process (see `connect`)."""
 
-    def __init__(self, log: Callable[[str], None]) -> None:
+    def __init__(self, log: Callable[[str], None], made_ahead: Mapping[int, MadeReplica] | None = None) -> None:
+        """`made_ahead` are processes for the first engines of their slots; they end with `close` where none came."""
         self._log = log
+        self._made_ahead = dict(made_ahead or {})
         self._coordinator: RayCoordinator | None = None
 
     async def start_coordinator(self, setup: RunSetup) -> RayCoordinator:
@@ -68,17 +70,13 @@ class RayCluster:
 
     async def start_worker(self, setup: WorkerSetup) -> RayWorker:
         assert self._coordinator is not None, "the coordinator comes first"
-        placement = placement_of(setup.run.spec.engine, setup.worker.slot)
-        group = _make_group(placement)
-        try:
-            options = {**placement.options, **_in_first_bundle(group)}
-            actor = ReplicaActor.options(**options).remote(setup, self._coordinator.actor)  # type: ignore[attr-defined]
-        except BaseException:
-            _remove_group(group)
-            raise
-        return RayWorker(actor, setup.worker.slot, placement, self._log, group)
+        made = self._made_ahead.pop(setup.worker.slot, None) or _make_replica(setup.run.spec, setup.worker.slot)
+        return RayWorker(made.actor, setup, self._coordinator.actor, made.placement, self._log, made.group)
 
     async def close(self) -> None:
+        for made in self._made_ahead.values():
+            ray.kill(made.actor)
+            _remove_group(made.group)
         if self._coordinator is not None:
             ray.kill(self._coordinator.actor)
 
@@ -114,12 +112,30 @@ class RayCoordinator:
         return awaited
 
 
+@dataclass(frozen=True, slots=True)
+class MadeReplica:
+    """A replica's process, which has no engine yet. `group`: where it has a placement group."""
+
+    actor: Any
+    placement: Placement
+    group: PlacementGroup | None
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A cluster that was joined. `logs`: where its processes write their output, on every node."""
+
+    logs: str
+    made_ahead: Mapping[int, MadeReplica]
+
+
 @dataclass(slots=True)
 class RayWorker:
     """`driver.WorkerHandle`. Its placement group, if there is one, lives as long as it does."""
 
     actor: Any
-    slot: int
+    setup: WorkerSetup
+    coordinator: Any
     placement: Placement
     log: Callable[[str], None]
     group: PlacementGroup | None = None
@@ -128,7 +144,7 @@ class RayWorker:
     async def run(self) -> Left:
         placed = asyncio.ensure_future(self._await_place())
         try:
-            return Left(await self.actor.run.remote())
+            return Left(await self.actor.run.remote(self.setup, self.coordinator))
         except RayTaskError as error:
             own = _own(error)
             raise (await self._lost_node(waits=self.group is not None and isinstance(own, EngineDied)) or own) from None
@@ -169,7 +185,7 @@ class RayWorker:
         done, _ = await asyncio.wait((placing,), timeout=PLACEMENT_SECONDS)
         if not done:
             self.log(
-                f"replica {self.slot} still waits for {self.placement} to be free; the cluster has"
+                f"replica {self.setup.worker.slot} still waits for {self.placement} to be free; the cluster has"
                 f" {ray.cluster_resources()} in all. `ray status` shows what is taken."
             )
             await placing
@@ -178,6 +194,32 @@ class RayWorker:
         with suppress(RayError):
             node: str = await self.actor.is_placed.remote()
             self.nodes = frozenset({node}) | await asyncio.to_thread(_nodes_of, self.group)
+
+
+def join(spec: RunSpec, address: str | None, verbosity: int) -> Joined:
+    """`connect`, and processes for the first engines of this spec: they import what an engine is made of."""
+    logs = connect(address, verbosity)
+    first = [slot for slot in range(spec.engine.fewest_replicas) if is_own_vllm(spec, slot)]
+    try:
+        made = {slot: _make_replica(spec, slot) for slot in first}
+    except BaseException:
+        disconnect()
+        raise
+    for slot, replica in made.items():
+        replica.actor.get_ready.remote(spec, slot)
+    return Joined(logs, made)
+
+
+def _make_replica(spec: RunSpec, slot: int) -> MadeReplica:
+    """At once: its process comes up when there is room for it."""
+    placement = placement_of(spec.engine, slot)
+    group = _make_group(placement)
+    try:
+        actor = ReplicaActor.options(**placement.options, **_in_first_bundle(group)).remote()  # type: ignore[attr-defined]
+    except BaseException:
+        _remove_group(group)
+        raise
+    return MadeReplica(actor, placement, group)
 
 
 def _make_group(placement: Placement) -> PlacementGroup | None:
@@ -405,28 +447,35 @@ class CoordinatorActor:
 
 @ray.remote(max_restarts=0, max_task_retries=0)
 class ReplicaActor:
-    def __init__(self, setup: WorkerSetup, coordinator: Any) -> None:
-        self._setup = setup
-        self._coordinator = coordinator
+    async def get_ready(self, spec: RunSpec, slot: int) -> None:
+        """Import what the slot's engine is made of. What fails here fails again, and is said, when it starts."""
+        with suppress(Exception):
+            await asyncio.to_thread(import_engine, spec, slot)
 
     async def is_placed(self) -> str:
         """The node, as soon as Ray has found one for this actor (and its group) and its process has come up."""
         return str(ray.get_runtime_context().get_node_id())
 
-    async def run(self) -> Left:
-        await asyncio.to_thread(leash.tie, leash.mark_of(self._setup))
-        speculation, slot = self._setup.assignment.speculation, self._setup.worker.slot
-        if speculation is not None and placement_of(self._setup.run.spec.engine, slot).bundles:
-            await self._share_draft(_nodes_of(get_current_placement_group()))
-        return await build_worker(self._setup, self._exchange).run()
+    async def run(self, setup: WorkerSetup, coordinator: Any) -> Left:
+        """Once."""
 
-    async def _share_draft(self, nodes: frozenset[str]) -> None:
+        async def exchange(request: ExchangeRequest) -> ExchangeReply:
+            reply: ExchangeReply = await coordinator.exchange.remote(request)
+            return reply
+
+        await asyncio.to_thread(leash.tie, leash.mark_of(setup))
+        speculation, slot = setup.assignment.speculation, setup.worker.slot
+        if speculation is not None and placement_of(setup.run.spec.engine, slot).bundles:
+            await self._share_draft(setup, _nodes_of(get_current_placement_group()))
+        return await build_worker(setup, exchange).run()
+
+    async def _share_draft(self, setup: WorkerSetup, nodes: frozenset[str]) -> None:
         """vLLM hands one path to its workers, and each opens it on its own node. Raises EngineStartFailed."""
         here = ray.get_runtime_context().get_node_id()
         paths = dict[str, str | None]()
         for node in sorted(nodes | {here}):
             try:
-                paths[node] = await make_draft.options(scheduling_strategy=_on(node)).remote(self._setup)
+                paths[node] = await make_draft.options(scheduling_strategy=_on(node)).remote(setup)
             except RayError as error:
                 raise EngineStartFailed(
                     f"the draft's folder cannot be made on node {node[:8]} of this engine: {_last_line(error)}"
@@ -436,7 +485,3 @@ class ReplicaActor:
                 f"the draft's folder is {paths[here]} on one node of this engine and {other} on another: vLLM gives one"
                 " path to all. Set TMPDIR alike on all nodes, and put the draft at the same path"
             )
-
-    async def _exchange(self, request: ExchangeRequest) -> ExchangeReply:
-        reply: ExchangeReply = await self._coordinator.exchange.remote(request)
-        return reply

@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from regen.errors import ExitCode, RegenError
 from regen.observe.live import Aside, Display
 from regen.observe.log import Log
 from regen.observe.terminal_facts import facts_of
-from regen.records import CoordinatorStatus, Status
+from regen.records import CoordinatorStatus, StartStage, Status
 from regen.run import session
+from regen.run.ahead import ClusterAhead
 from regen.run.driver import Cluster
-from regen.run.own_cluster import prepare_own_cluster
 from regen.run.patience import patiently
 from regen.run.progress.run_facts import price_of
 from regen.run.session import Standing
 from regen.run.start import Begun
+from regen.run.stopwatch import Lap, Stopwatch, untimed
 
 Say = Callable[[str], None]
 
@@ -35,33 +36,35 @@ class Ending:
     told: tuple[str, ...] = ()
 
 
-def drive(begun: Begun, address: str | None, verbosity: int, shown: Display, log: Log) -> CoordinatorStatus:
+def drive(begun: Begun, ahead: ClusterAhead, shown: Display, log: Log, stopwatch: Stopwatch) -> CoordinatorStatus:
     """One session on a Ray cluster, shown while it lives; then report.json. The last status.
 
     Raises the run's error, after having said where the logs of engines and actors are.
     """
-    prepare_own_cluster(address)
+    joined = ahead.joined(begun.record.spec)
+    stopwatch.lap("cluster")
     from regen.run import cluster
 
-    log.adopt_loggers()  # Ray's, by now
-    logs = cluster.connect(address, verbosity)
     try:
         with Aside(shown) as aside:
-            last = conduct(begun, cluster.RayCluster(aside.say), aside, cluster.drain_seconds())
+            last = conduct(
+                begun, cluster.RayCluster(aside.say, joined.made_ahead), aside, cluster.drain_seconds(), stopwatch.lap
+            )
     except RegenError:
-        log(f"logs of engines and actors: {logs}")
+        log(f"logs of engines and actors: {joined.logs}")
         raise
-    finally:
-        cluster.disconnect()
-    leave_report(begun, last, log)
+    leave_report(begun, last, log, stopwatch.stages)
     return last
 
 
-def leave_report(begun: Begun, last: CoordinatorStatus, log: Log) -> None:
+def leave_report(begun: Begun, last: CoordinatorStatus, log: Log, start: Sequence[StartStage] = ()) -> None:
     """report.json is for people and for what reads metrics: without it the run is as complete, and yet to be sealed."""
     try:
         patiently(
-            lambda: session.write_report(begun.storage, begun.record.spec, last, session.standing(begun.storage)), log
+            lambda: session.write_report(
+                begun.storage, begun.record.spec, last, session.standing(begun.storage), start
+            ),
+            log,
         )
     except Exception as error:  # a defect, too
         if not isinstance(error, RegenError):
@@ -69,7 +72,9 @@ def leave_report(begun: Begun, last: CoordinatorStatus, log: Log) -> None:
         log(f"warning: report.json is not written ({type(error).__name__}: {error})")
 
 
-def conduct(begun: Begun, cluster: Cluster, shown: Aside, drain_seconds: float) -> CoordinatorStatus:
+def conduct(
+    begun: Begun, cluster: Cluster, shown: Aside, drain_seconds: float, lap: Lap = untimed
+) -> CoordinatorStatus:
     """The session itself, on whatever cluster. The last status; raises the run's error."""
     run = begun.worker_setup.run
     price = price_of(run.spec)
@@ -77,7 +82,7 @@ def conduct(begun: Begun, cluster: Cluster, shown: Aside, drain_seconds: float) 
     def show(status: CoordinatorStatus) -> None:
         shown(facts_of(status, run.spec.name, run.session, price))
 
-    return asyncio.run(session.conduct(cluster, begun.worker_setup, show, shown.say, drain_seconds))
+    return asyncio.run(session.conduct(cluster, begun.worker_setup, show, shown.say, drain_seconds, lap))
 
 
 def settle(begun: Begun, say: Say) -> Standing:

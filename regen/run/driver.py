@@ -27,6 +27,7 @@ from regen.errors import (
 from regen.records import ENDED_PHASES, CoordinatorStatus, Death, Left, Phase, Places, Toll, WorkerId
 from regen.run.fleet.restarts import Restarts
 from regen.run.setup import Assignment, RunSetup, WorkerSetup
+from regen.run.stopwatch import Lap, untimed
 
 POLL_SECONDS = 1.0
 OPENING_POLL_SECONDS = 0.1
@@ -131,8 +132,11 @@ class _Slot:
 class Driver:
     """One session of a run, from claim to end."""
 
-    def __init__(self, cluster: Cluster, worker_setup: WorkerSetup, watch: Watcher, log: EventLog) -> None:
+    def __init__(
+        self, cluster: Cluster, worker_setup: WorkerSetup, watch: Watcher, log: EventLog, lap: Lap = untimed
+    ) -> None:
         """`worker_setup` is the pattern for every replica; `watch` is called with each new status."""
+        self._lap = lap
         self._cluster = cluster
         self._pattern = worker_setup
         self._watch = watch
@@ -185,6 +189,7 @@ class Driver:
         """Until the run has ended for this session and every replica has left."""
         try:
             await self._until_open(coordinator)
+            self._lap("coordinator")
             status = await self._supervise(coordinator)
             await self._until_left()
             return await self._last_status(coordinator, status)

@@ -19,8 +19,9 @@ from regen.run.setup import Purpose, WorkerSetup
 from regen.run.speculation.draft_folder import make_draft_folder
 from regen.run.speculation.known_texts import known_texts
 from regen.run.speculation.server_preflight import approve, approve_answers
+from regen.run.stopwatch import Stopwatch
 from regen.run.worker import Exchange, Served, Worker
-from regen.spec import EndpointSpec, FakeEngineSpec, SpeculationSpec, VllmEngineSpec
+from regen.spec import EndpointSpec, FakeEngineSpec, RunSpec, SpeculationSpec, VllmEngineSpec
 
 
 def build_engine(setup: WorkerSetup, template: TokenizerTemplate | None = None) -> Engine:
@@ -47,6 +48,19 @@ def build_engine(setup: WorkerSetup, template: TokenizerTemplate | None = None) 
         draft_folder=_draft_folder(speculation, setup),
         keeps_steps=keeps_steps,
     )
+
+
+def import_engine(spec: RunSpec, slot: int) -> None:
+    """What the slot's engine is made of, which takes seconds; nothing is started, and the second time is free."""
+    if is_own_vllm(spec, slot):
+        from regen.engines.vllm import import_vllm
+
+        import_vllm()
+
+
+def is_own_vllm(spec: RunSpec, slot: int) -> bool:
+    """Whether the slot has an engine of our own that is worth preparing for."""
+    return isinstance(spec.engine, VllmEngineSpec) and spec.engine.endpoint_of(slot) is None
 
 
 def _served_engine(endpoint: EndpointSpec, setup: WorkerSetup, template: TokenizerTemplate | None) -> Engine:
@@ -94,11 +108,23 @@ def prepare_draft(setup: WorkerSetup) -> str | None:
 
 def build_worker(setup: WorkerSetup, exchange: Exchange) -> Worker:
     """A worker ready to `run`. Loads the tokenizer (a second or so)."""
+    stopwatch = Stopwatch(f"replica {setup.worker.slot}")
     template = _template(setup)
+    stopwatch.lap("tokenizer")
     engine = build_engine(setup, template)
     make_parser = partial(build_parser, setup.answers, template)
     approve_warmup = partial(_approve_warmup, engine, setup)
-    return Worker(setup, engine, template, exchange, make_parser, _own_metrics(setup), approve_warmup)
+    return Worker(
+        setup,
+        engine,
+        template,
+        exchange,
+        make_parser,
+        _own_metrics(setup),
+        approve_warmup,
+        partial(import_engine, setup.run.spec, setup.worker.slot),
+        stopwatch,
+    )
 
 
 def _approve_warmup(engine: Engine, setup: WorkerSetup) -> None:

@@ -9,14 +9,14 @@ import asyncio
 import json
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from regen.data.plan import open_plan
 from regen.observe.exposition import plain_values
 from regen.observe.snapshot import Snapshot
 from regen.protocols import Storage
-from regen.records import CoordinatorStatus, Phase, ReplicaStats, Status, Totals
+from regen.records import CoordinatorStatus, Phase, ReplicaStats, StartStage, Status, Totals
 from regen.run.driver import Cluster, Driver, EventLog, Watcher
 from regen.run.held import control_records
 from regen.run.look import labels_by_source, outcomes_by_replica
@@ -24,6 +24,7 @@ from regen.run.progress.run_facts import run_facts
 from regen.run.record import require_record
 from regen.run.setup import RunSetup, WorkerSetup
 from regen.run.speculation.chosen import choice_among
+from regen.run.stopwatch import Lap, untimed
 from regen.spec import RunSpec
 from regen.store import layout
 from regen.store.control import Record, SpeculationDecided
@@ -53,10 +54,10 @@ class Standing:
 
 
 async def conduct(
-    cluster: Cluster, setup: WorkerSetup, watch: Watcher, log: EventLog, drain_seconds: float
+    cluster: Cluster, setup: WorkerSetup, watch: Watcher, log: EventLog, drain_seconds: float, lap: Lap = untimed
 ) -> CoordinatorStatus:
     """Drive the run to its end, or to a drained stop when asked by a signal. Raises the run's error otherwise."""
-    driver = Driver(cluster, setup, watch, log)
+    driver = Driver(cluster, setup, watch, log, lap)
     loop = asyncio.get_running_loop()
     drained_at: float | None = None
 
@@ -105,10 +106,13 @@ def seal_complete(storage: Storage) -> list[Shard]:
     )
 
 
-def write_report(storage: Storage, spec: RunSpec, last: CoordinatorStatus, found: Standing) -> None:
+def write_report(
+    storage: Storage, spec: RunSpec, last: CoordinatorStatus, found: Standing, start: Sequence[StartStage] = ()
+) -> None:
     """report.json: the totals, what this session saw, and all metrics at its end. Derived: it can be made again.
 
-    `spec` is the session's own, which may have another engine or another speculation than run.json.
+    `spec` is the session's own, which may have another engine or another speculation than run.json. `start` are the
+    command's stages; those of replicas are in `last`.
     """
     report = {
         "planned": found.planned,
@@ -120,7 +124,7 @@ def write_report(storage: Storage, spec: RunSpec, last: CoordinatorStatus, found
         "generations": found.totals.generations,
         "accept_length": found.totals.acceptance.accept_length,
         "speculation": _speculation(control_records(storage), spec),
-        "session": _session(last),
+        "session": _session(last, start),
         "metrics": plain_values(Snapshot(last, _planned(storage), run_facts(spec))),
     }
     storage.replace(layout.REPORT, json.dumps(report, indent=1).encode("utf-8"))
@@ -143,7 +147,7 @@ def _speculation(records: Sequence[Record], spec: RunSpec) -> dict[str, Any]:
     }
 
 
-def _session(last: CoordinatorStatus) -> dict[str, Any]:
+def _session(last: CoordinatorStatus, start: Sequence[StartStage]) -> dict[str, Any]:
     first, latest = generation_times(last.replicas)
     return {
         "phase": Phase(last.phase).value,
@@ -155,7 +159,13 @@ def _session(last: CoordinatorStatus) -> dict[str, Any]:
         "last_generation_at": latest,
         "dismissed_engines": list(last.dismissed),
         "acceptance": [dict(cell) for cell in last.speculation.cells],
+        "start": [asdict(stage) for stage in (*start, *_replicas_start(last.replicas))],
     }
+
+
+def _replicas_start(replicas: Mapping[int, ReplicaStats]) -> list[StartStage]:
+    """Of the engines that each slot had last."""
+    return [stage for _, stats in sorted(replicas.items()) for stage in stats.start]
 
 
 def generation_times(replicas: Mapping[int, ReplicaStats]) -> tuple[float | None, float | None]:

@@ -32,6 +32,7 @@ from regen.run.record import RunRecord, highest_temperature, make_record, read_r
 from regen.run.setup import CONFIGURED, OFF, Assignment, Purpose, RunSetup, WorkerSetup
 from regen.run.speculation.preflight import examine, examine_lengths, require_healthy
 from regen.run.speculation.wanted import NewDraft, configured_record, wanted_speculation, with_new_draft
+from regen.run.stopwatch import Lap, untimed
 from regen.spec import RunSpec, SpeculationSpec
 from regen.store.local import LocalStorage
 from regen.store.machine import machine_identity
@@ -40,17 +41,27 @@ from regen.store.storage import open_storage, remarks, with_resolved_store
 PROGRESS_SECONDS = 10.0
 
 Say = Callable[[str], None]
+
+
+def _nothing(spec: RunSpec) -> None: ...
+
+
 _PlannedBefore = Callable[[RunSpec, Target, Storage, "StartOptions"], PlanSummary]
 
 
 @dataclass(frozen=True, slots=True)
 class StartOptions:
-    """What the command line adds to a spec. `processes` render prompts while planning."""
+    """What the command line adds to a spec. `processes` render prompts while planning.
+
+    `before_plan` is called when there is no plan yet, and nothing is left to do but that; `lap` ends each step.
+    """
 
     take_over: bool = False
     accept_drift: bool = False
     purpose: Purpose = Purpose.RUN
     processes: int = os.cpu_count() or 1
+    before_plan: Callable[[RunSpec], None] = _nothing
+    lap: Lap = untimed
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +114,11 @@ def _begin(spec: RunSpec, storage: Storage, options: StartOptions, say: Say, pla
     for remark in remarks(storage, spec.limits.hours):
         say(remark)
     claim_seen = refuse_if_held(storage, options.take_over)
+    options.lap("run folder")
     target = resolve_target(spec.target)
+    options.lap("target")
     require_healthy(examine(spec, target, storage), say)
+    options.lap("preflight")
     _say_what_is_odd(spec, target, say)
     record = make_record(spec, target)
     storage.probe()
@@ -116,11 +130,13 @@ def _begin(spec: RunSpec, storage: Storage, options: StartOptions, say: Say, pla
     changes = _Changes(before, drift, wanted_speculation(records, before))
     is_new = not has_plan(storage)
     if is_new:
+        options.before_plan(spec)
         summary = _planned(spec, target, storage, options, say)
         require_healthy(examine_lengths(spec, target, storage), say)
         claim_seen = refuse_if_held(storage, options.take_over)  # planning takes time, and others start meanwhile
     else:
         summary = planned_before(spec, target, storage, options)
+    options.lap("plan")
     return Begun(storage, record, summary, _setup(record, target, storage, options, changes, claim_seen), is_new)
 
 

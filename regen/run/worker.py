@@ -54,6 +54,7 @@ from regen.run.fleet.lookahead import Lookahead
 from regen.run.fleet.stall import StallClock
 from regen.run.setup import WorkerSetup
 from regen.run.speculation.warmup import warm_up
+from regen.run.stopwatch import Stopwatch
 from regen.spec import SpeculationSpec
 
 Exchange = Callable[[ExchangeRequest], Awaitable[ExchangeReply]]
@@ -92,13 +93,20 @@ class Worker:
         make_parser: Callable[[], AnswerParser | None] = lambda: None,
         serve_metrics: Callable[[], Served] | None = None,
         approve_warmup: Callable[[], None] = lambda: None,
+        import_engine: Callable[[], None] = lambda: None,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
         """`make_parser` is called once, in a thread, before the engine is started: it may take seconds.
+
+        `import_engine` is called before it, likewise: what the engine is made of. `stopwatch` times the start.
 
         `approve_warmup` is asked when the engine has been warmed up, and raises UserError where it must get no rows.
 
         `serve_metrics` begins to serve the engine's own metrics, or raises UserError. None: they are not wanted.
         """
+        self._import_engine = import_engine
+        self._stopwatch = stopwatch or Stopwatch(f"replica {setup.worker.slot}")
+        self._has_a_token = False
         self._serve_metrics = serve_metrics
         self._approve_warmup = approve_warmup
         self._metrics: Served | None = None
@@ -193,8 +201,12 @@ class Worker:
 
     async def _load(self) -> EngineInfo:
         """What reads answers first: that it cannot read this target's is better known before an engine has loaded."""
+        await asyncio.to_thread(self._import_engine)
+        self._stopwatch.lap("imports of the engine")
         self._parser = await asyncio.to_thread(self._make_parser)
-        return await self._engine.start()
+        info = await self._engine.start()
+        self._stopwatch.lap("engine")
+        return info
 
     async def _warm_up(self) -> bool:
         """With speculation on: show whether it works, and hear what follows from it. False: told to leave.
@@ -220,6 +232,7 @@ class Worker:
                     raise self._stalled()
                 await asyncio.wait((warming,), timeout=EXCHANGE_SECONDS)
             self._warmup = warming.result()
+            self._stopwatch.lap("warm-up")
         finally:
             warming.cancel()
             self._stall.ended(_WARMUP)
@@ -385,6 +398,7 @@ class Worker:
             last_completion_at=self._last_completion_at,
             metrics_error=self._metrics_error,
             row_limit=self._in_flight.limit if self._in_flight is not None else None,
+            start=self._stopwatch.stages,
         )
 
     # --- rows ------------------------------------------------------------------------------------
@@ -409,6 +423,7 @@ class Worker:
         ordinal = lease.row.ordinal
         if self._first_request_at is None:
             self._first_request_at = time.time()
+            self._stopwatch.lap("first lease")
         self._tokens[ordinal], self._leases[ordinal] = 0, lease
         self._tasks[ordinal] = asyncio.ensure_future(self._make(lease))
 
@@ -491,6 +506,9 @@ class Worker:
     def _on_tokens(self, ordinal: int, count: int) -> None:
         if count:
             if ordinal in self._tokens:
+                if not self._has_a_token:
+                    self._has_a_token = True
+                    self._stopwatch.lap("first token")
                 self._tokens[ordinal] += count
             self._stall.tokens(ordinal, time.monotonic())
             self._has_given_up_alone = False

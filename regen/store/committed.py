@@ -17,6 +17,7 @@ from regen.rows import from_table
 from regen.store.files import JournalFiles
 from regen.store.parquet import integers, naming_damage, texts
 from regen.store.replay import refuse_closed
+from regen.store.row_order import OrderedRows
 from regen.store.winners import Winners
 
 
@@ -65,9 +66,9 @@ class CommittedRows:
         """About what these parts need in memory, judged by the mean row of each file."""
         return sum(self._row_bytes[number] * len(ordinals) for number, ordinals in parts.items())
 
-    def tables_of(self, parts: Mapping[int, Sequence[int]], columns: Sequence[str] | None = None) -> list[pa.Table]:
-        """These parts, or some top-level columns of them, each as one table."""
-        return [_chosen(self._files.read_table(number, columns), ordinals) for number, ordinals in parts.items()]
+    def tables_of(self, parts: Mapping[int, Sequence[int]], columns: Sequence[str] | None = None) -> list[OrderedRows]:
+        """These parts, each with ascending ordinals, or some top-level columns of them, each as one table."""
+        return [OrderedRows(self._files.read_table(number, columns)).of(ordinals) for number, ordinals in parts.items()]
 
     def _note(self, number: int) -> int:
         """Take a file's rows into the winners; the bytes of its mean row."""
@@ -87,9 +88,3 @@ class CommittedRows:
 
 def _kept(table: pa.Table, is_wanted: Sequence[bool]) -> pa.Table:
     return table if all(is_wanted) else table.filter(pa.array(is_wanted, pa.bool_()))
-
-
-def _chosen(table: pa.Table, ordinals: Sequence[int]) -> pa.Table:
-    """These rows of a table sorted by ordinal, copied out of it."""
-    position = {ordinal: row for row, ordinal in enumerate(integers(table, "ordinal"))}
-    return table.take([position[ordinal] for ordinal in ordinals])

@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from regen.errors import Fenced, JournalDamaged, StoreUnavailable
 from regen.ordinals import OrdinalSet
@@ -41,12 +40,11 @@ from regen.store.machine import utc_now
 from regen.store.parquet import RowsFile, content_digest, damaged, encode_rows, integers, texts
 from regen.store.reopened import Reopened, next_round
 from regen.store.replay import Ledger, Replayed, Settled, count_settled, read_ledger, refuse_closed, summed_up
+from regen.store.row_order import in_order
 
 SNAPSHOT_EVERY = 32
 # Instead of a file's number. Nowhere: what there was of the row is in a file that does not count any more.
 _NOT_LOOKED_FOR, _NOWHERE = -1, -2
-# A column of more than 2 GiB cannot be one chunk.
-_MOST_COMBINED_BYTES = 2**30
 _VANISHED = "it is gone, and was there: somebody has removed or emptied the folder while this session wrote to it"
 
 
@@ -466,6 +464,4 @@ def _checked(table: pa.Table) -> pa.Table:
     """Sorted by ordinal."""
     if not table.schema.equals(SCHEMA):
         raise ValueError("a table for the journal must have the schema of finished rows")
-    if table.nbytes < _MOST_COMBINED_BYTES:  # taking from the chunks of many small tables costs six times as much
-        table = table.combine_chunks()
-    return table.take(pc.sort_indices(table["ordinal"]))
+    return in_order(table)

@@ -12,7 +12,6 @@ larger), and as much memory, with 21 bytes a row of the plan.
 from __future__ import annotations
 
 import tempfile
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -30,6 +29,7 @@ from regen.store.committed import CommittedRows
 from regen.store.files import JournalFiles
 from regen.store.layout import SHARDS, shard_key, shard_range
 from regen.store.parquet import ROW_GROUP_BYTES, RowsFile, content_digest, damaged, integers, texts, write_rows
+from regen.store.row_order import OrderedRows, in_order
 
 VERSION = 1
 BATCH_BYTES = 256 * 2**20
@@ -265,10 +265,10 @@ class _Sealer:
     def journal_groups(self, limits: Range, columns: Sequence[str] | None) -> Iterator[pa.Table]:
         """The rows of a range that are done, as a shard would hold them."""
         first, last = limits
-        tables = self._rows.tables_of(self._rows.parts(range(first, last + 1)), columns)
+        parts = self._rows.tables_of(self._rows.parts(range(first, last + 1)), columns)
         settled = self._settled_table(limits)
-        tables.append(settled if columns is None else settled.select(columns))
-        yield from in_row_groups([table for table in tables if len(table)])
+        parts.append(OrderedRows(settled if columns is None else settled.select(columns)))
+        yield from in_row_groups(parts)
 
     def batches(self, shards: Sequence[Shard]) -> Iterator[list[Shard]]:
         """Consecutive shards that are made together, so that a journal file is not read anew for each."""
@@ -286,11 +286,10 @@ class _Sealer:
 
     def write_batch(self, batch: Sequence[Shard]) -> Iterator[Shard]:
         """Write these, each yielded when it is durable."""
-        tables = self._rows.tables_of(self._parts(batch))
+        parts = self._rows.tables_of(self._parts(batch))
         for shard in batch:
-            settled = self._settled_table((shard.first, shard.last))
-            within = [_between(table, shard.first, shard.last) for table in (*tables, settled)]
-            self._write(shard, in_row_groups([table for table in within if len(table)]))
+            settled = OrderedRows(self._settled_table((shard.first, shard.last)))
+            self._write(shard, in_row_groups([*parts, settled], (shard.first, shard.last)))
             yield shard
 
     def _missing(self, first: int, last: int) -> int | None:
@@ -330,16 +329,19 @@ def _no_room(what: object, error: OSError) -> StoreUnavailable:
     return StoreUnavailable(f"{what}: cannot be written: {error}; set TMPDIR to a place with room")
 
 
-def in_row_groups(tables: Sequence[pa.Table], limit_bytes: int = ROW_GROUP_BYTES) -> Iterator[pa.Table]:
-    """Tables that are each sorted by ordinal, merged into consecutive ones of about `limit_bytes` at most."""
+def in_row_groups(
+    parts: Sequence[OrderedRows], limits: Range | None = None, limit_bytes: int = ROW_GROUP_BYTES
+) -> Iterator[pa.Table]:
+    """The rows of all parts, or those within `limits`, as consecutive tables of about `limit_bytes` at most."""
     sizes: dict[int, int] = {}
-    for table in tables:
-        sizes.update(dict.fromkeys(integers(table, "ordinal"), table.nbytes // max(1, len(table))))
+    for part in parts:
+        sizes.update(dict.fromkeys(part.ordinals_within(limits), part.mean_row_bytes))
     for first, last in _windows(sorted(sizes.items()), limit_bytes):
-        yield _window(tables, first, last)
+        pieces = (part.between(first, last) for part in parts)
+        yield in_order(pa.concat_tables(piece for piece in pieces if len(piece)))
 
 
-def _windows(sizes: list[tuple[int, int]], limit_bytes: int) -> Iterator[tuple[int, int]]:
+def _windows(sizes: list[tuple[int, int]], limit_bytes: int) -> Iterator[Range]:
     start, collected = 0, 0
     for index, (_, size) in enumerate(sizes):
         if index > start and collected + size > limit_bytes:
@@ -348,18 +350,6 @@ def _windows(sizes: list[tuple[int, int]], limit_bytes: int) -> Iterator[tuple[i
         collected += size
     if sizes:
         yield sizes[start][0], sizes[-1][0]
-
-
-def _window(tables: Sequence[pa.Table], first: int, last: int) -> pa.Table:
-    pieces = [_between(table, first, last) for table in tables]
-    return pa.concat_tables(pieces).combine_chunks().sort_by("ordinal")
-
-
-def _between(table: pa.Table, first: int, last: int) -> pa.Table:
-    """The rows of a table sorted by ordinal from `first` to `last`, not copied."""
-    ordinals = integers(table, "ordinal")
-    start, stop = bisect_left(ordinals, first), bisect_right(ordinals, last)
-    return table.slice(start, stop - start)
 
 
 def _before_first_answer(messages: Sequence[Message]) -> tuple[Message, ...]:

@@ -67,6 +67,14 @@ def test_what_refuses_ends_the_start_before_anything_is_written(tmp_path: Path) 
     assert not Path(spec.output).exists()
 
 
+def test_what_refuses_has_started_no_cluster(tmp_path: Path) -> None:
+    spec = spec_with(tmp_path, eagle_head(tmp_path / "draft"), method="eagle")
+    wanted: list[RunSpec] = []
+    with pytest.raises(PreflightRefused):
+        begin(spec, StartOptions(processes=1, before_plan=wanted.append), print)
+    assert not wanted
+
+
 def test_accepted_findings_are_said_and_let_the_run_begin(tmp_path: Path) -> None:
     spec = spec_with(tmp_path, eagle_head(tmp_path / "draft"), method="eagle", accept=list(REFUSALS))
     said: list[str] = []

@@ -19,6 +19,7 @@ from regen.store import shards as shards_module
 from regen.store.layout import JOURNAL, SHARDS, journal_key, shard_key
 from regen.store.local import LocalStorage
 from regen.store.parquet import RowsFile
+from regen.store.row_order import OrderedRows
 from regen.store.shards import Shard, in_row_groups, seal, settled_row
 from tests.memory_storage import MemoryStorage
 from tests.output_rows import MemoryPlan, native_row, observed, output_row, planned_row
@@ -256,11 +257,15 @@ def test_row_groups_are_bounded_in_bytes() -> None:
     tables = [to_table(output_row(ordinal, text="x" * 1000) for ordinal in range(start, 40, 4)) for start in range(4)]
     limit_bytes = 5 * tables[0].nbytes // len(tables[0])
 
-    groups = list(in_row_groups(tables, limit_bytes))
+    parts = [OrderedRows(table) for table in tables]
+
+    groups = list(in_row_groups(parts, limit_bytes=limit_bytes))
 
     assert [ordinal for group in groups for ordinal in group["ordinal"].to_pylist()] == list(range(40))
     assert [len(group) for group in groups] == [5] * 8
-    assert list(in_row_groups([], limit_bytes)) == []
+    within = list(in_row_groups(parts, (7, 18), limit_bytes))
+    assert [group["ordinal"].to_pylist() for group in within] == [[7, 8, 9, 10, 11], [12, 13, 14, 15, 16], [17, 18]]
+    assert list(in_row_groups([], limit_bytes=limit_bytes)) == []
 
 
 def test_shards_load_with_nothing_but_pyarrow(plan: MemoryPlan, tmp_path: Path) -> None:
