@@ -7,8 +7,9 @@ Some replicas are slow, some die and come back or stay away. No two arms differ 
 
 The least possible is max(longest row, work / slots): tokens over the tokens per second of all slots that are there.
 Beside it stand static shards (every replica has its part of the plan from the start), a schedule in plan order
-that makes nothing twice, and the same schedule with lengths that nobody can know before: what is lost to that is not
-to be had. Costs two minutes on one core.
+that makes nothing twice, the same schedule with the distribution of each source known before and all rows in order
+from the start (the limit of what can be had without knowing single rows; stopped, it leaves no mixture), and with
+lengths that nobody can know before. Says at its end how long it took.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean as mean
 
 from regen import length_buckets
 from regen.data.interleave import interleaved
@@ -41,7 +43,8 @@ COMMIT_SECONDS = 5.0  # from a finished row to its commit
 TICK_SECONDS = 1.0
 ORDER_SECONDS = 10.0
 START_SECONDS = 120.0  # a new engine
-STATIC, PLAN_ORDER, REGEN, KNOWN = ARMS = ("static shards", "plan order", "regen", "lengths known")
+ARMS = ("static shards", "plan order", "regen", "sources known", "lengths known")
+STATIC, PLAN_ORDER, REGEN, SOURCES, KNOWN = ARMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,8 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`slow`: so many replicas work at a third of the speed. `dying`: these die at that share of the least time; a
-    second share, when there is one, is the time after which there is an engine again.
+    """`slow`: so many replicas work at a third of the speed. `dying`: these die, spread over the least
+    time from the share `dying_from` of it on. The first `lost` of them stay away, the others come back.
     """
 
     name: str
@@ -69,6 +72,7 @@ class Scenario:
     slow: int = 0
     dying: int = 0
     lost: int = 0
+    dying_from: float = 0.0
 
 
 MIXED = (
@@ -79,15 +83,20 @@ MIXED = (
     Source("mathematics", 0.10, 2200, 0.8),
     Source("proofs", 0.05, 4500, 0.7),
 )
-ALIKE = (Source("chat", 1.0, 800, 0.9),)
+ALIKE = (Source("chat", 1.0, 600, 1.0),)
+CAP = 16_384
 SCENARIOS = (
-    Scenario("64 replicas", 83_000, 64, 32, 16_384, MIXED),
-    Scenario("64, 4 slow", 83_000, 64, 32, 16_384, MIXED, slow=4),
-    Scenario("64, 4 slow, 4 die, 2 lost", 83_000, 64, 32, 16_384, MIXED, slow=4, dying=4, lost=2),
-    Scenario("64, one source", 83_000, 64, 32, 16_384, ALIKE),
-    Scenario("64 of 128 slots", 83_000, 64, 128, 16_384, MIXED),
-    Scenario("8 replicas", 83_000, 8, 64, 16_384, MIXED, slow=1),
-    Scenario("4, one slow, 400 rows", 400, 4, 16, 16_384, ALIKE, slow=1),
+    Scenario("64 replicas", 83_000, 64, 32, CAP, MIXED),
+    Scenario("64, 4 slow", 83_000, 64, 32, CAP, MIXED, slow=4),
+    Scenario("64, 4 slow, 4 die, 2 lost", 83_000, 64, 32, CAP, MIXED, slow=4, dying=4, lost=2),
+    Scenario("64, 3 lost in the last tenth", 83_000, 64, 32, CAP, MIXED, dying=3, lost=3, dying_from=0.9),
+    Scenario("64, one source", 83_000, 64, 32, CAP, ALIKE),
+    Scenario("64 of 8 slots", 83_000, 64, 8, CAP, MIXED),
+    Scenario("64 of 8 slots, one source", 83_000, 64, 8, CAP, ALIKE),
+    Scenario("64 of 256 slots", 83_000, 64, 256, CAP, MIXED),
+    Scenario("64 of 256 slots, one source", 83_000, 64, 256, CAP, ALIKE),
+    Scenario("8 of 64, one slow", 83_000, 8, 64, CAP, MIXED, slow=1),
+    Scenario("4 of 16, one slow, 400 rows", 400, 4, 16, CAP, ALIKE, slow=1),
 )
 
 
@@ -98,6 +107,7 @@ class Result:
     """
 
     arm: str
+    seed: int
     seconds: float
     least_seconds: float
     ratio: float
@@ -197,7 +207,7 @@ class Simulation:
             [replica for replica in self._replicas if replica.speed == TOKENS_PER_SECOND], scenario.dying
         )
         for number, replica in enumerate(victims):
-            place = (number + 0.5) / max(1, scenario.dying)
+            place = scenario.dying_from + (1 - scenario.dying_from) * (number + 0.5) / scenario.dying
             self._at(least * place, "lost" if number < scenario.lost else "dies", replica)
         self._push(TICK_SECONDS, "tick", -1, 0)
 
@@ -237,16 +247,30 @@ class Simulation:
 
     def line_up_known(self) -> None:
         rest, tokens = self.schedule.rest(), self.lengths.tokens
-        mean = sum(tokens[row] for row in rest) / max(1, len(rest))
-        self.schedule.line_up(sorted(rest, key=lambda row: -tokens[row]), mean)
+        average = sum(tokens[row] for row in rest) / max(1, len(rest))
+        self.schedule.line_up(sorted(rest, key=lambda row: -tokens[row]), average)
+
+    def line_up_sources(self) -> None:
+        """As if all that a source can tell were known at the start."""
+        begun = {source.name: _Ended() for source in self.scenario.sources}
+        names = [source.name for source in self.scenario.sources]
+        for number, tokens in zip(self.lengths.source, self.lengths.tokens, strict=True):
+            begun[names[number]].add(tokens)
+        self._line_up({name: ended.totals() for name, ended in begun.items()})
+
+    def _line_up(self, by_source: Mapping[str, SourceTotals]) -> None:
+        names = [source.name for source in self.scenario.sources]
+        rest = [(ordinal, names[self.lengths.source[ordinal]], 1) for ordinal in self.schedule.rest()]
+        self.schedule.line_up(*longest_first(rest, by_source, self._slots))
+
+    @property
+    def _slots(self) -> int:
+        return sum(replica.slots for replica in self._replicas if replica.is_alive)
 
     def _order(self) -> None:
-        slots = sum(replica.slots for replica in self._replicas if replica.is_alive)
         by_source = {name: ended.totals() for name, ended in self._by_source.items()}
-        if self.schedule.not_begun and is_due(self.schedule.not_begun, slots, by_source):
-            names = [source.name for source in self.scenario.sources]
-            rest = [(ordinal, names[self.lengths.source[ordinal]]) for ordinal in self.schedule.rest()]
-            self.schedule.line_up(*longest_first(rest, by_source))
+        if self.schedule.not_begun and is_due(self.schedule.not_begun, self._slots, by_source):
+            self._line_up(by_source)
 
     def _ends(self, replica: _Replica, ordinal: int) -> None:
         began = replica.running.get(ordinal)
@@ -367,18 +391,21 @@ class Simulation:
 # --- arms -------------------------------------------------------------------------------------------------------------
 
 
-def simulated(arm: str, scenario: Scenario, lengths: Lengths) -> Result:
+def simulated(arm: str, scenario: Scenario, lengths: Lengths, seed: int) -> Result:
     began, least = time.process_time(), least_seconds(scenario, lengths)
     if arm == STATIC:
-        return sharded(scenario, lengths, least)
+        return sharded(scenario, lengths, least, seed)
     schedule = Schedule(OrdinalSet(scenario.rows), attempts_allowed=3)
     run = Simulation(scenario, lengths, schedule, least, arm)
     if arm == KNOWN:
         run.line_up_known()
+    elif arm == SOURCES:
+        run.line_up_sources()
     run.run()
     tokens = sum(lengths.tokens)
     return Result(
         arm,
+        seed,
         run.ended_at,
         least,
         run.ended_at / least,
@@ -390,7 +417,7 @@ def simulated(arm: str, scenario: Scenario, lengths: Lengths) -> Result:
     )
 
 
-def sharded(scenario: Scenario, lengths: Lengths, least: float) -> Result:
+def sharded(scenario: Scenario, lengths: Lengths, least: float, seed: int) -> Result:
     """Every replica has each n-th row, and no other. Nobody dies: that would only make it worse."""
     ends, busy, began = [], 0.0, time.process_time()
     for slot, speed in enumerate(speeds(scenario)):
@@ -401,48 +428,55 @@ def sharded(scenario: Scenario, lengths: Lengths, least: float) -> Result:
         ends.append(max(free))
     seconds = max(ends)
     share = busy / (seconds * scenario.replicas * scenario.slots)
-    return Result(STATIC, seconds, least, seconds / least, 0.0, 0.0, 0, share, time.process_time() - began)
+    return Result(STATIC, seed, seconds, least, seconds / least, 0.0, 0.0, 0, share, time.process_time() - began)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, action="append", help="may be repeated; 1, 2 and 3")
     parser.add_argument("--only", action="append", help="the name of a scenario; may be repeated")
-    parser.add_argument("--out", dest="results", type=Path, default=RESULTS)
+    parser.add_argument("--arm", action="append", choices=ARMS, help="may be repeated; all")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
+    began, seeds = time.monotonic(), arguments.seed or [1, 2, 3]
     found: dict[str, list[Result]] = {}
     for scenario in SCENARIOS:
         if arguments.only is None or scenario.name in arguments.only:
-            lengths = Lengths(scenario, arguments.seed)
+            drawn = {seed: Lengths(scenario, seed) for seed in seeds}
+            print(f"{scenario.name}: {told(scenario, drawn[seeds[0]])}")
             found[scenario.name] = results = []
-            print(f"{scenario.name}: {told(scenario, lengths)}")
-            for arm in ARMS:
-                results.append(simulated(arm, scenario, lengths))
-                print(line(results[-1]), flush=True)
-    arguments.results.parent.mkdir(exist_ok=True)
-    arguments.results.write_text(json.dumps(summary(found, arguments.seed), indent=2) + "\n")
-    print(f"written to {arguments.results}")
+            for arm in arguments.arm or ARMS:
+                results += [simulated(arm, scenario, lengths, seed) for seed, lengths in drawn.items()]
+                print(line(results[-len(seeds) :]), flush=True)
+    arguments.out.parent.mkdir(exist_ok=True)
+    arguments.out.write_text(json.dumps(summary(found, time.monotonic() - began), indent=2) + "\n")
+    print(f"written to {arguments.out} after {time.monotonic() - began:,.0f} s")
 
 
 def told(scenario: Scenario, lengths: Lengths) -> str:
-    mean = sum(lengths.tokens) / len(lengths.tokens)
+    average = mean(lengths.tokens)
     least = least_seconds(scenario, lengths)
     return (
-        f"{scenario.rows:,} rows of {mean:,.0f} tokens, the longest {max(lengths.tokens):,}; {scenario.replicas} x"
+        f"{scenario.rows:,} rows of {average:,.0f} tokens, the longest {max(lengths.tokens):,}; {scenario.replicas} x"
         f" {scenario.slots} slots, {scenario.slow} slow, {scenario.dying} die; at least {least:,.0f} s"
     )
 
 
-def line(result: Result) -> str:
+def line(results: Sequence[Result]) -> str:
+    """One arm's, over its seeds."""
+    ratios = " ".join(f"{result.ratio:.3f}" for result in results)
     return (
-        f"  {result.arm:<14} {result.ratio:6.3f} of the least time   slots busy {result.busy_share:6.1%}   wasted"
-        f" {result.wasted_share:6.2%}   died {result.died_share:6.2%}   {result.made_twice:,} rows moved or made twice"
+        f"  {results[0].arm:<14} {mean(result.ratio for result in results):6.3f} of the least time ({ratios})"
+        f"   slots busy {mean(result.busy_share for result in results):6.1%}"
+        f"   wasted {mean(result.wasted_share for result in results):6.2%}"
+        f"   died {mean(result.died_share for result in results):6.2%}"
+        f"   {mean(result.made_twice for result in results):,.0f} rows begun twice"
     )
 
 
-def summary(found: Mapping[str, Sequence[Result]], seed: int) -> dict[str, object]:
+def summary(found: Mapping[str, Sequence[Result]], seconds: float) -> dict[str, object]:
     return {
-        "seed": seed,
+        "seconds": round(seconds, 1),
         "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "platform": platform.platform(),
         "python": platform.python_version(),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -9,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from regen.ordinals import OrdinalSet
 from regen.records import SourceTotals, WorkerId
 from regen.run.last_rows import MARK_SECONDS, LastRows
-from regen.run.longest_first import is_due, longest_first, mean_tokens
+from regen.run.longest_first import is_due, longest_first, mean_tokens, reach
 from regen.run.schedule import Orders, Report, Schedule
 
 ONE, OTHER, THIRD = WorkerId(0, 0), WorkerId(1, 0), WorkerId(2, 0)
@@ -144,11 +147,37 @@ def source(tokens: int, lengths: tuple[int, ...]) -> SourceTotals:
 
 def test_rows_of_long_sources_come_first_and_those_of_unknown_ones_with_them() -> None:
     by_source = {"short": source(100, (0, 0, 10)), "long": source(900, (0, 0, 0, 10))}
-    rows = [(0, "short"), (1, "long"), (2, "unheard of"), (3, "short"), (4, "long")]
-    order, mean = longest_first(rows, by_source)
+    rows = [(0, "short", 1), (1, "long", 1), (2, "unheard of", 1), (3, "short", 1), (4, "long", 1)]
+    order, mean = longest_first(rows, by_source, slots=4)
     assert order == [1, 2, 4, 0, 3]
     assert mean == (3 * 90 + 2 * 10) / 5
     assert mean_tokens(by_source) == 50
+
+
+def test_a_source_that_varies_much_comes_before_one_of_longer_rows_that_do_not() -> None:
+    by_source = {"steady": source(60_000, (*(0,) * 17, 100)), "varied": source(40_000, (*(0,) * 11, 50, *(0,) * 9, 50))}
+    assert mean_tokens({"": by_source["steady"]}) > mean_tokens({"": by_source["varied"]})
+    assert longest_first([(0, "steady", 1), (1, "varied", 1)], by_source, slots=1000)[0] == [1, 0]
+
+
+def test_a_row_of_many_turns_is_taken_for_a_long_one() -> None:
+    lengths = (*(0,) * 11, 50, *(0,) * 9, 50)
+    by_source = {"chat": replace(source(60_000, lengths), generations=200), "other": source(60_000, lengths)}
+    order, mean = longest_first([(0, "chat", 1), (1, "chat", 2), (2, "other", 1), (3, "chat", 6)], by_source, slots=9)
+    assert order == [3, 1, 2, 0], "two turns are usual in a chat: such a row is as long as one of the others"
+    assert mean == 600 * (0.5 + 1 + 1 + 3) / 4
+
+
+def test_few_rows_of_a_source_do_not_tell_that_it_never_varies() -> None:
+    known = source(10_000, (*(0,) * 11, 50, *(0,) * 9, 50))
+    one = {"known": known, "new": source(600, (*(0,) * 17, 1))}
+    many = {"known": known, "new": source(600_000, (*(0,) * 17, 1000))}
+    assert reach(one, 1000)["new"] > 1.2 * reach(many, 1000)["new"]
+
+
+def test_the_longest_of_many_rows_in_work_is_longer_than_of_few() -> None:
+    by_source = {"one": source(10_000, (*(0,) * 11, 50, *(0,) * 9, 50))}
+    assert reach(by_source, 10_000)["one"] > reach(by_source, 10)["one"] > math.log(600)
 
 
 def test_the_plans_order_stays_until_what_is_left_takes_no_longer_than_a_long_row() -> None:
