@@ -102,7 +102,7 @@ def test_with_room_for_all_nothing_changes(tmp_path: Path) -> None:
         unlimited, _ = driven(short_of_room(tmp_path, blocks=4000, rows=200, run="unlimited"))
     assert preemptions(limited) == 0
     assert {request.stats.row_limit for request in said} == {None}
-    assert limited.session_seconds == pytest.approx(unlimited.session_seconds, rel=0.005)
+    assert limited.session_seconds == pytest.approx(unlimited.session_seconds, rel=0.03)
 
 
 def test_an_engine_that_dies_short_of_room_loses_nothing(tmp_path: Path) -> None:
