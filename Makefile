@@ -26,7 +26,7 @@ QUIETLY := --quiet --quiet --disable-pip-version-check
 HAS_311 := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 
 .DELETE_ON_ERROR:
-.PHONY: help setup model demo check test test-fast chaos bench bench-calibration bench-memory bench-feeding bench-in-flight clean
+.PHONY: help setup model demo check test test-fast chaos bench bench-calibration bench-memory bench-tail bench-coordinator bench-scale bench-feeding bench-in-flight clean
 
 help:
 	@echo "make setup      virtual environment with regen and its engine (ENGINE=gpu for GPUs), once per pyproject.toml"
@@ -39,6 +39,9 @@ help:
 	@echo "make bench      output tokens per second against offline LLM.chat (PAIRS=$(PAIRS))"
 	@echo "make bench-calibration HEAD=folder PROMPTS=file   what calibration chooses, against each setting by itself"
 	@echo "make bench-memory   what coordinator and worker hold in memory over ROWS=$(ROWS) rows"
+	@echo "make bench-tail     how long a run takes over the least that is possible, simulated on the real schedule"
+	@echo "make bench-coordinator   what one coordinator costs without engines, by stage; and with 1,000 replicas"
+	@echo "make bench-scale    resume, status, seal, verify at 10,000, 100,000 and ROWS=$(ROWS) rows"
 	@echo "make bench-feeding     slots busy, prefix hits, and a cache short of room, on the real engine (PAIRS=$(PAIRS))"
 	@echo "make bench-in-flight   what limiting the rows in flight is worth, simulated"
 	@echo "make clean      removes .venv, .models and caches; keeps runs/"
@@ -144,6 +147,15 @@ bench-calibration: $(SETUP) $(MODEL)/model.safetensors
 
 bench-memory: $(SETUP)
 	$(BIN)/python -m benchmarks.memory --rows $(ROWS)
+
+bench-tail: $(SETUP)
+	$(BIN)/python -m benchmarks.tail
+
+bench-coordinator: $(SETUP)
+	$(BIN)/python -m benchmarks.coordinator
+
+bench-scale: $(SETUP)
+	$(BIN)/python -m benchmarks.scale --rows 10000 100000 $(ROWS)
 
 bench-feeding: $(SETUP) $(MODEL)/model.safetensors
 	VLLM_CPU_KVCACHE_SPACE=1 $(BIN)/python -m benchmarks.feeding --model $(MODEL) --pairs $(PAIRS)

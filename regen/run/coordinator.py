@@ -45,6 +45,7 @@ from regen.records import (
     Phase,
     Places,
     PlannedRow,
+    ReplicaState,
     SpeculationStatus,
     Status,
     Tally,
@@ -60,6 +61,7 @@ from regen.run.fleet.limits import too_many_failed
 from regen.run.heartbeat import Heartbeat
 from regen.run.held import refuse_newcomer
 from regen.run.open_run import OpenRun, opened_schedule
+from regen.run.order_duty import OrderDuty
 from regen.run.page.facts import read_about
 from regen.run.page.live import Glance, LivePage
 from regen.run.patience import Patience
@@ -226,7 +228,7 @@ class Coordinator:
         if self._heartbeat is not None:
             await self._heartbeat.cancel()
         if (run := self._run) is not None:
-            for duty in (run.progress, run.credentials, run.publisher):
+            for duty in (run.progress, run.order, run.credentials, run.publisher):
                 await duty.cancel()
         if self._endpoint is not None:
             endpoint, self._endpoint = self._endpoint, None
@@ -311,6 +313,7 @@ class Coordinator:
             progress,
             self._heartbeat,
             CredentialWatch(storage),
+            OrderDuty(plan, schedule),
         )
 
     def _unwritten(self, replayed: Replayed) -> list[Record]:
@@ -323,6 +326,7 @@ class Coordinator:
         now = time.monotonic()
         run.schedule.tick(now)
         run.progress.tick(now, self._fleet, run.schedule.left - run.schedule.received)
+        run.order.tick(now, self._fleet.slots, run.totals.by_source)
         self._look_after_fleet(run, now)
         self._look_after_speculation(run, now)
         self._look_after_driver(now)
@@ -462,7 +466,8 @@ class Coordinator:
         """Accepted rows go on their way. Why the worker is dismissed, if they show that its answers are garbage."""
         kept = [index for index, ordinal in enumerate(ordinals(table)) if ordinal in accepted]
         run.progress.finished(table, accepted)
-        kept = [index for index in kept if not self._is_fruitless(run, table, index)]
+        if len(run.reopened.pending):
+            kept = [index for index in kept if not self._is_fruitless(run, table, index)]
         if not kept:
             return None
         table = table if len(kept) == table.num_rows else table.take(kept)
@@ -741,4 +746,6 @@ def _report(request: ExchangeRequest, table: pa.Table | None) -> Report:
         finished=() if table is None else tuple(ordinals(table)),
         failed=request.failed,
         free_slots=request.free_slots,
+        tokens=request.running_tokens,
+        slots=request.stats.usable_slots if request.stats.state is ReplicaState.RUNNING else 0,
     )

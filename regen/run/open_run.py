@@ -16,6 +16,7 @@ from regen.run.fleet.garbage_duty import GarbageDuty
 from regen.run.fleet.restarts import PROVEN_FILLS
 from regen.run.fleet.suspects import Suspects
 from regen.run.heartbeat import Heartbeat
+from regen.run.order_duty import OrderDuty
 from regen.run.progress.duty import ProgressDuty
 from regen.run.progress.tally import RunningTally
 from regen.run.publisher import Publisher
@@ -48,6 +49,7 @@ class OpenRun:
     progress: ProgressDuty
     heartbeat: Heartbeat
     credentials: CredentialWatch
+    order: OrderDuty
     warmup: tuple[PlannedRow, ...] | None = None
     _totals: tuple[int, Totals, Totals] | None = None
     _published_tally: tuple[int, Tally] | None = None

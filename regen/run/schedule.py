@@ -5,6 +5,8 @@ Invariants:
   reply leaks nothing, and a coordinator that lost its memory learns it again without running a row twice.
 - A row is settled when it is committed. Until then its worker holds the finished row and can be asked to send it again.
 - The first result of a row wins; a second one is told to go.
+- Once the queue is empty, a replica with nothing to do gets rows that wait elsewhere, and rows in work on a much slower
+  one (run/last_rows.py). No row is with more than two.
 - A newer incarnation of a slot ends the older one for good, and so does its death; within one, an older `seq` changes
   nothing, and the same one again gets the same rows.
 - Rows that an engine died with cost no attempt, and are leased apart until it is known which of them kill engines
@@ -15,13 +17,16 @@ Memory: two bitmaps over the plan and entries for rows in flight, and for rows t
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from regen.ordinals import OrdinalSet
 from regen.records import Death, FailedAttempt, Toll, WorkerId
 from regen.run.fleet.suspects import Condemned, Ruling, Suspects
+from regen.run.last_rows import LastRows
 from regen.store.control import SuspectGroup, SuspectRows
 
 # A worker says something every second or so. This long without a word, its rows go to others: the process may hang on a
@@ -29,12 +34,18 @@ from regen.store.control import SuspectGroup, SuspectRows
 SILENT_SECONDS = 30.0
 # And this long without a word, its process is hung and must be replaced.
 HUNG_SECONDS = 120.0
+# When long rows come first, an engine gets so many rows more than it has slots, as a share of these.
+_AHEAD_AT_THE_END = 0.05
 KILLS_ENGINE, STALLED = "kills_engine", "stalled"
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One exchange as the schedule sees it: ordinals only."""
+    """One exchange as the schedule sees it: ordinals only.
+
+    `tokens` says how many output tokens each of `running` has so far, `slots` how many rows its engine decodes at once:
+    where they are not known, its rows stay where they are until it is silent.
+    """
 
     worker: WorkerId
     seq: int
@@ -43,6 +54,8 @@ class Report:
     finished: tuple[int, ...]
     failed: tuple[FailedAttempt, ...]
     free_slots: int
+    tokens: tuple[int, ...] = ()
+    slots: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +137,8 @@ class Schedule:
         this session, in their order; None: all that are not done. `failures` are attempts that have failed before, by
         row. An engine that has finished `proven_rows` is a good one.
         """
-        self._committed = OrdinalSet.from_text(done.size, done.to_text())
-        self._taken = OrdinalSet.from_text(done.size, done.to_text())  # committed, leased, received or queued again
+        self._committed = done.copy()
+        self._taken = done.copy()  # committed, leased, received or queued again
         self._attempts_allowed = attempts_allowed
         self._unheard = set(expected_slots)
         self._adopt_until = adopt_until
@@ -135,6 +148,10 @@ class Schedule:
         self._suspects = Suspects(frozenset()) if suspects is None else suspects
         self._proven_rows = proven_rows
         self._queue: deque[int] = deque()
+        self._lined_up: deque[int] = deque()
+        self._mean_tokens = 0.0
+        self._last_rows = LastRows()
+        self._moved: dict[int, tuple[int, int]] = {}  # rows that were taken from one slot for another
         self._cursor = 0
         self._only_left: set[int] | None = None
         if only is not None:
@@ -182,6 +199,18 @@ class Schedule:
         return len(self._suspects)
 
     @property
+    def not_begun(self) -> int:
+        """Rows of the plan that were never leased, by anybody that this schedule knows of."""
+        return 0 if self._only_left is not None else self._taken.size - len(self._taken)
+
+    def rest(self) -> list[int]:
+        """Those rows, in the plan's order. Costs a pass over what follows the first of them."""
+        if self._only_left is not None:
+            return []
+        first = self._taken.first_absent(self._cursor)
+        return [ordinal for ordinal in range(first, self._taken.size) if ordinal not in self._taken]
+
+    @property
     def has_failures(self) -> bool:
         """Rows that are not done have failed before."""
         return bool(self._failures)
@@ -225,6 +254,10 @@ class Schedule:
         accepted = self._receive(report, view)
         self._update_held(report, view)
         slot = report.worker.slot
+        if report.slots and len(report.tokens) == len(report.running):
+            self._last_rows.listed(slot, report.running, report.tokens, report.slots, now)
+        else:
+            self._last_rows.gone(slot)
         failed, exhausted = self._take_failed(report)
         self._requeue(self._suspects.listed(slot, set(view.running)))
         view.granted = self._grant(report, view, now) if may_lease else ()
@@ -261,6 +294,7 @@ class Schedule:
         if view.incarnation != worker.incarnation:
             return Farewell(Toll())
         self._unheard.discard(worker.slot)
+        self._last_rows.gone(worker.slot)
         if view.is_gone:
             return Farewell(view.toll)
         view.is_gone = True
@@ -303,6 +337,7 @@ class Schedule:
         if view is not None and view.incarnation == worker.incarnation:
             view.running, view.finished = [], 0  # what it has made proves nothing
             self._requeue(self._suspects.left(worker.slot))
+            self._last_rows.gone(worker.slot)
             self._let_go(worker.slot, set(view.held))
 
     def make_again(self, ordinals: Iterable[int]) -> None:
@@ -310,6 +345,15 @@ class Schedule:
         for ordinal in ordinals:
             self._received.discard(ordinal)
             self._requeue((ordinal,))
+
+    def line_up(self, ordinals: Iterable[int], mean_tokens: float) -> None:
+        """The end is near: rows that have not begun are to begin in this order, before any others of the plan.
+
+        `mean_tokens` is how long they are expected to be. The longest come first, so nothing is to wait behind them:
+        engines get few rows more than they have slots. Slow replicas get the last ones.
+        """
+        if self._only_left is None:
+            self._lined_up, self._mean_tokens = deque(ordinals), mean_tokens
 
     def reopen(self, ordinals: Iterable[int]) -> None:
         """Rows that are committed and wanted once more, by this session."""
@@ -324,6 +368,7 @@ class Schedule:
         silent = tuple(slot for slot, view in self._views.items() if view.held and now - view.seen_at > SILENT_SECONDS)
         for slot in silent:
             view = self._views[slot]
+            self._last_rows.gone(slot)
             self._suspects.fell_silent(slot, [ordinal for ordinal in view.running if self._is_wanted(ordinal)])
             self._let_go(slot, set(view.held))
         return silent
@@ -393,12 +438,12 @@ class Schedule:
     def _update_held(self, report: Report, view: _View) -> None:
         """The listed rows become what the slot holds; rows that were leased and are not listed go back."""
         # Awaiting rows that are wanted were lost with an earlier coordinator: nobody else may start them meanwhile.
-        listed = {ordinal for ordinal in (*report.running, *report.awaiting) if self._is_wanted(ordinal)}
+        listed = self._wanted_of({*report.running, *report.awaiting}, view)
         failed = {attempt.ordinal for attempt in report.failed}
         self._let_go(report.worker.slot, view.held - listed - failed)
         for ordinal in view.held - listed:
             self._unhold(ordinal, report.worker.slot)
-        for ordinal in listed:
+        for ordinal in listed - view.held:  # what it held before is known
             self._holders.setdefault(ordinal, set()).add(report.worker.slot)
             self._taken.add(ordinal)
         view.held = listed
@@ -431,6 +476,8 @@ class Schedule:
 
     def _resend(self, report: Report) -> tuple[int, ...]:
         """Finished rows that were received by an earlier coordinator, and lost with it."""
+        if self._received.issuperset(report.awaiting):
+            return ()
         return tuple(ordinal for ordinal in report.awaiting if self._is_wanted(ordinal))
 
     def _condemn(self, condemned: Condemned) -> Exhausted:
@@ -444,10 +491,18 @@ class Schedule:
         )
 
     def _settled(self, report: Report) -> tuple[int, ...]:
-        """What the worker need not hold: committed rows, and running rows that somebody else has finished."""
-        finished_elsewhere = (ordinal for ordinal in report.running if ordinal in self._received)
-        held = (*report.running, *report.awaiting, *report.finished)
-        return tuple({*(ordinal for ordinal in held if ordinal in self._committed), *finished_elsewhere})
+        """What the worker need not hold: committed rows, and running rows that somebody else has finished or taken."""
+        slot, running = report.worker.slot, set(report.running)
+        elsewhere = running & self._received
+        if self._moved:
+            elsewhere |= {row for row in running if self._is_moved(row, slot)}
+        unknown = {*report.running, *report.awaiting, *report.finished} - self._received - self._views[slot].held
+        return tuple({*(ordinal for ordinal in unknown if ordinal in self._committed), *elsewhere})
+
+    def _is_moved(self, ordinal: int, slot: int) -> bool:
+        """It waited here, and somebody else has it by now."""
+        holder, taker = self._moved.get(ordinal, (slot, slot))
+        return holder == slot and taker != slot and taker in self._holders.get(ordinal, ())
 
     def _grant(self, report: Report, view: _View, now: float) -> tuple[Grant, ...]:
         if self.is_adopting(now):
@@ -455,18 +510,15 @@ class Schedule:
         self._unheard.clear()
         if not report.free_slots:
             return ()
-        return tuple(
-            Grant(ordinal, self._failures.get(ordinal, 0) + 1)
-            for ordinal in self._leased(report.worker.slot, report.free_slots, view, is_empty=not view.running)
-        )
+        return tuple(Grant(ordinal, self._failures.get(ordinal, 0) + 1) for ordinal in self._leased(report, view, now))
 
-    def _leased(self, slot: int, room: int, view: _View, is_empty: bool) -> Iterator[int]:
-        """Suspects that this slot is to run apart, else ordinary rows."""
+    def _leased(self, report: Report, view: _View, now: float) -> Iterator[int]:
+        """Suspects that this slot is to run apart, else ordinary rows, else what is better made here."""
+        slot, room, is_empty = report.worker.slot, report.free_slots, not view.running
         apart = self._suspects.for_slot(slot, room, is_empty, self._unblamed)
         if apart is None:
             leased = 0
-            while leased < room and (ordinal := self._next()) is not None:
-                self._hold(ordinal, slot, view)
+            for ordinal in self._not_apart(report, view, now):
                 leased += 1
                 yield ordinal
             if leased or not is_empty:
@@ -477,6 +529,60 @@ class Schedule:
                 self._hold(ordinal, slot, view)
                 yield ordinal
 
+    def _not_apart(self, report: Report, view: _View, now: float) -> Iterator[int]:
+        """Rows on slow replicas when they are what ends last, then the queue, then rows that wait elsewhere."""
+        slot, room, leased = report.worker.slot, self._room(report), 0
+        for ordinal in self._late(report, room, now):
+            self._hold(ordinal, slot, view)
+            leased += 1
+            yield ordinal
+        for ordinal in self._ordinary(slot, room - leased):
+            self._hold(ordinal, slot, view)
+            leased += 1
+            yield ordinal
+        for ordinal, holder in self._waiting(report, leased, now):
+            self._hold(ordinal, slot, view)
+            self._moved[ordinal] = (holder, slot)
+            yield ordinal
+
+    def _room(self, report: Report) -> int:
+        """How many rows it may get. At the end few wait in an engine's queue: they could begin elsewhere."""
+        if not self._lined_up or not report.slots:
+            return report.free_slots
+        most = report.slots + math.ceil(report.slots * _AHEAD_AT_THE_END)
+        return max(0, min(report.free_slots, most - len(report.running)))
+
+    def _late(self, report: Report, room: int, now: float) -> Iterator[int]:
+        """Rows in work on slow replicas that would end after all others: they are made here too."""
+        queued = len(self._queue) + self.not_begun
+        if queued and not self._lined_up:
+            return  # the end is not near
+        if not queued:
+            room = min(room, report.slots - len(report.running))
+        if room > 0:
+            queued_tokens = queued * self._mean_tokens / max(1, self._last_rows.slots)
+            late = self._last_rows.late(report.worker.slot, queued_tokens, now)
+            yield from islice((row for row, holder in late if self._is_only_with(row, holder)), room)
+
+    def _ordinary(self, slot: int, room: int) -> Iterator[int]:
+        if self._last_rows.is_better_left(slot, len(self._queue) + self.not_begun):
+            return
+        is_slow = bool(self._lined_up) and self._last_rows.is_slow(slot)
+        for _ in range(room):
+            if (ordinal := self._next(is_slow)) is None:
+                return
+            yield ordinal
+
+    def _waiting(self, report: Report, leased: int, now: float) -> Iterator[tuple[int, int]]:
+        """Rows that wait with others, for slots that have nothing to do, and with whom: they are taken from there."""
+        idle = min(report.slots - len(report.running), report.free_slots) - leased
+        if idle > 0 and not self._queue and not self.not_begun:
+            waiting = self._last_rows.waiting(report.worker.slot, now)
+            yield from islice(((row, holder) for row, holder in waiting if self._is_only_with(row, holder)), idle)
+
+    def _is_only_with(self, ordinal: int, holder: int) -> bool:
+        return self._is_wanted(ordinal) and self._holders.get(ordinal) == {holder} and ordinal not in self._suspects
+
     @property
     def _unblamed(self) -> int:
         """Rows that this session is still to make, but for those that have killed engines alone."""
@@ -485,11 +591,14 @@ class Schedule:
     def _is_proven(self, view: _View) -> bool:
         return view.finished >= self._proven_rows > 0
 
-    def _next(self) -> int | None:
-        """Rows that came back first, then the plan in order."""
+    def _next(self, is_slow: bool) -> int | None:
+        """Rows that came back first, then those that are lined up, then the plan in order."""
         while self._queue:
             ordinal = self._queue.popleft()
             if self._is_wanted(ordinal) and ordinal not in self._holders and ordinal not in self._suspects:
+                return ordinal
+        while self._lined_up:
+            if self._taken.add(ordinal := self._lined_up.pop() if is_slow else self._lined_up.popleft()):
                 return ordinal
         self._cursor = self._taken.first_absent(self._cursor)
         if self._cursor == self._taken.size:
@@ -502,6 +611,12 @@ class Schedule:
     def _is_wanted(self, ordinal: int) -> bool:
         return ordinal not in self._committed and ordinal not in self._received
 
+    def _wanted_of(self, ordinals: set[int], view: _View) -> set[int]:
+        """Those that are wanted. What a slot holds is: set operations for these, the bitmap for the few others."""
+        unreceived = ordinals - self._received
+        known = unreceived & view.held
+        return known | {ordinal for ordinal in unreceived - known if ordinal not in self._committed}
+
     def _let_go(self, slot: int, ordinals: Collection[int]) -> None:
         """This slot does not hold them any more; rows that nobody else holds or has sent are queued again."""
         for ordinal in sorted(ordinals):
@@ -511,6 +626,7 @@ class Schedule:
     def _hold(self, ordinal: int, slot: int, view: _View) -> None:
         view.held.add(ordinal)
         view.running.append(ordinal)
+        self._moved.pop(ordinal, None)
         self._holders.setdefault(ordinal, set()).add(slot)
 
     def _unhold(self, ordinal: int, slot: int) -> None:
@@ -522,6 +638,7 @@ class Schedule:
 
     def _release(self, ordinal: int) -> None:
         """Nobody needs to make this row any more."""
+        self._moved.pop(ordinal, None)
         for slot in self._holders.pop(ordinal, set()):
             self._views[slot].held.discard(ordinal)
 

@@ -45,6 +45,8 @@ from regen.store.replay import Ledger, Replayed, Settled, count_settled, read_le
 SNAPSHOT_EVERY = 32
 # Instead of a file's number. Nowhere: what there was of the row is in a file that does not count any more.
 _NOT_LOOKED_FOR, _NOWHERE = -1, -2
+# A column of more than 2 GiB cannot be one chunk.
+_MOST_COMBINED_BYTES = 2**30
 _VANISHED = "it is gone, and was there: somebody has removed or emptied the folder while this session wrote to it"
 
 
@@ -464,5 +466,6 @@ def _checked(table: pa.Table) -> pa.Table:
     """Sorted by ordinal."""
     if not table.schema.equals(SCHEMA):
         raise ValueError("a table for the journal must have the schema of finished rows")
-    order = pc.sort_indices(table["ordinal"])
-    return table.take(order)
+    if table.nbytes < _MOST_COMBINED_BYTES:  # taking from the chunks of many small tables costs six times as much
+        table = table.combine_chunks()
+    return table.take(pc.sort_indices(table["ordinal"]))

@@ -107,6 +107,7 @@ class GarbageWatch:
         self._workers: dict[int, WorkerId] = {}
         self._history = _Share()
         self._made: dict[int, _Share] = {}
+        self._made_by_all = _Share()
         self._stretches: dict[int, _Stretch] = {}
         self._before: dict[int, deque[int]] = {}
         self._latest: deque[tuple[int, Label | None]] = deque(maxlen=LATEST_ROWS)
@@ -171,6 +172,7 @@ class GarbageWatch:
         stretch.score += _evidence(1, label is not None, usual, looked_for)
         stretch.ordinals.append(ordinal)
         self._made.setdefault(slot, _Share()).add(1, label is not None)
+        self._made_by_all.add(1, label is not None)
         if label is not None:
             stretch.garbage += 1
             stretch.labels[label] += 1
@@ -228,8 +230,7 @@ class GarbageWatch:
 
     def _others(self, slot: int) -> _Share:
         """All that the other slots have made in this session."""
-        others = [share for other, share in self._made.items() if other != slot]
-        return _Share(sum(share.rows for share in others), sum(share.garbage for share in others))
+        return self._made_by_all.since(self._made.get(slot, _Share()))
 
 
 def _risen(usual: float, rise: float) -> float:
