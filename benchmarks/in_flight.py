@@ -65,7 +65,7 @@ class Outcome:
 
 
 class Replica:
-    """A worker as far as it feeds its engine: rows held, given to the engine, taken back from it."""
+    """A worker as far as it feeds its engine: rows that are held, and rows that the engine is given."""
 
     def __init__(self, kind: Rows, cost: float, is_limited: bool) -> None:
         cache = FakeKvCache(blocks=kind.blocks, block_tokens=16, prompt_token_cost=cost)
@@ -122,12 +122,6 @@ class Replica:
         load = EngineLoad(len(self._steps.running), blocks.usage, made, preemptions)
         held = sum(self._kind.prompt_tokens + self._tokens[row] for row in self._tasks)
         self._control.look(load, len(self._tasks), held, bool(self._waiting))
-        for row in list(reversed(self._tasks)):
-            if self._control.limit is None or len(self._tasks) <= self._control.limit:
-                break
-            if not self._tokens[row]:
-                self._tasks.pop(row).cancel()
-                self._waiting.appendleft(row)
 
 
 def measure(kind: Rows, cost: float) -> dict[str, object]:

@@ -549,6 +549,11 @@ class ReplicaStats:
     row_limit: int | None = None
     start: tuple[StartStage, ...] = ()
 
+    @property
+    def usable_slots(self) -> int:
+        """Those that the cache has room for, as far as it is known."""
+        return self.slots if self.row_limit is None else min(self.slots, self.row_limit)
+
 
 def engines_acceptance(replicas: Iterable[ReplicaStats]) -> Acceptance:
     """What their engines have counted since they started; those without counters add nothing."""

@@ -747,5 +747,5 @@ def _report(request: ExchangeRequest, table: pa.Table | None) -> Report:
         failed=request.failed,
         free_slots=request.free_slots,
         tokens=request.running_tokens,
-        slots=request.stats.slots if request.stats.state is ReplicaState.RUNNING else 0,
+        slots=request.stats.usable_slots if request.stats.state is ReplicaState.RUNNING else 0,
     )

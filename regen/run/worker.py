@@ -122,8 +122,8 @@ class Worker:
         self._executor = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="text")
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._waiting: dict[int, Lease] = {}  # rows that the engine has no room for, in order
-        self._leases: dict[int, Lease] = {}  # of rows in work
         self._tokens: dict[int, int] = {}  # so far, of rows in work
+        self._prompt_tokens: dict[int, int] = {}  # of their first prompts
         self._in_flight: InFlight | None = None
         self._lookahead = Lookahead()
         # Finished rows, each a table of one row in rows.SCHEMA: not sent yet, and sent but not known to be committed.
@@ -424,7 +424,7 @@ class Worker:
         if self._first_request_at is None:
             self._first_request_at = time.time()
             self._stopwatch.lap("first lease")
-        self._tokens[ordinal], self._leases[ordinal] = 0, lease
+        self._tokens[ordinal], self._prompt_tokens[ordinal] = 0, lease.row.prompt_tokens
         self._tasks[ordinal] = asyncio.ensure_future(self._make(lease))
 
     def _look_at_load(self) -> None:
@@ -434,20 +434,8 @@ class Worker:
             self._in_flight = InFlight(self._info.slots)
         counters = self._engine.counters()
         load = EngineLoad(counters.running, counters.kv_usage, counters.output_tokens, counters.preemptions)
-        held = sum(lease.row.prompt_tokens + self._tokens[row] for row, lease in self._leases.items())
+        held = sum(self._prompt_tokens.values()) + sum(self._tokens.values())
         self._in_flight.look(load, len(self._tasks), held, bool(self._waiting))
-        if (limit := self._in_flight.limit) is not None:
-            self._withdraw(len(self._tasks) - limit)
-
-    def _withdraw(self, count: int) -> None:
-        """Up to so many rows that have said no token yet, the latest first, wait here again and not in the engine."""
-        if count <= 0:
-            return
-        silent = [ordinal for ordinal in reversed(self._tasks) if not self._tokens[ordinal]][:count]
-        taken = {ordinal: self._leases[ordinal] for ordinal in reversed(silent)}
-        for ordinal in silent:
-            self._drop(ordinal)
-        self._waiting = {**taken, **self._waiting}
 
     async def _make(self, lease: Lease) -> None:
         ordinal = lease.row.ordinal
@@ -527,7 +515,7 @@ class Worker:
         self._waiting.pop(ordinal, None)
         if (task := self._tasks.pop(ordinal, None)) is not None:
             self._tokens.pop(ordinal, None)
-            self._leases.pop(ordinal, None)
+            self._prompt_tokens.pop(ordinal, None)
             self._stall.ended(ordinal)
             if task is not asyncio.current_task():
                 task.cancel()

@@ -46,7 +46,7 @@ def sequences(stats: ReplicaStats, has_queue: bool, may_lease: bool) -> dict[Slo
         return {_NO_ENGINE[stats.state]: stats.slots}
     if stats.state in _NOT_UP:
         return {SlotState.STARTING: stats.slots}
-    beyond_memory = 0 if stats.row_limit is None else max(0, stats.slots - stats.row_limit)
+    beyond_memory = stats.slots - stats.usable_slots
     busy = min(stats.slots, stats.counters.running + stats.counters.waiting + beyond_memory)
     if stats.state is ReplicaState.DRAINING or not has_queue:
         why_free = SlotState.NO_ROWS
