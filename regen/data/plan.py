@@ -245,8 +245,7 @@ class _PartFile:
             metadata = file.metadata
             _check_rows(part, metadata.num_rows)
             groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-            column = file.schema.names.index("settled")
-            self.may_settle = any(_may_hold(group.column(column), group.num_rows) for group in groups)
+            self.may_settle = _may_settle(groups)
             counts = [group.num_rows for group in groups]
         self._starts = [0, *accumulate(counts)]
 
@@ -283,7 +282,15 @@ def _check_rows(part: PlanPart, rows: int) -> None:
         raise JournalDamaged(f"{part.key} holds {rows} rows, {PLAN_KEY} says {part.rows}")
 
 
-def _may_hold(column: pq.ColumnChunkMetaData, rows: int) -> bool:
-    """Whether any of these rows may have a value: not where the file's own statistics say that none has."""
-    statistics = column.statistics
-    return statistics is None or not statistics.has_null_count or statistics.null_count < rows
+def _may_settle(groups: Sequence[pq.RowGroupMetaData]) -> bool:
+    """Whether any row may be settled: not where the file's own statistics say of all row groups that none is.
+
+    The column is looked for here and not in `file.schema`: that one and the file's metadata hold each other, and those
+    of hundreds of parts would wait for a garbage collection, 200 KB each.
+    """
+    if not groups:
+        return False
+    names = [groups[0].column(index).path_in_schema for index in range(groups[0].num_columns)]
+    place = names.index("settled")
+    found = ((group.column(place).statistics, group.num_rows) for group in groups)
+    return any(seen is None or not seen.has_null_count or seen.null_count < rows for seen, rows in found)
