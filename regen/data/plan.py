@@ -292,5 +292,9 @@ def _may_settle(groups: Sequence[pq.RowGroupMetaData]) -> bool:
         return False
     names = [groups[0].column(index).path_in_schema for index in range(groups[0].num_columns)]
     place = names.index("settled")
-    found = ((group.column(place).statistics, group.num_rows) for group in groups)
-    return any(seen is None or not seen.has_null_count or seen.null_count < rows for seen, rows in found)
+    return any(_unset(group.column(place).statistics) < group.num_rows for group in groups)
+
+
+def _unset(seen: pq.Statistics | None) -> int:
+    """How many rows of a column chunk are sure to have no value."""
+    return 0 if seen is None else seen.null_count or 0
