@@ -200,9 +200,9 @@ def check(
 ) -> None:
     """Would this spec fit on that cluster, and is everything there on every node; exit 3 if not. Starts no engine."""
     from regen.observe.tables import facts_table, findings_table
-    from regen.run.loopback import keep_on_loopback
+    from regen.run.own_cluster import prepare_own_cluster
 
-    keep_on_loopback(cluster)
+    prepare_own_cluster(cluster)
     from regen.run import cluster as ray_cluster
     from regen.run.fleet.fit import Evidence, demand_of, facts, fit, questions_of
     from regen.spec import load_spec, with_absolute_paths

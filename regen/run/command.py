@@ -17,7 +17,7 @@ from regen.observe.terminal_facts import facts_of
 from regen.records import CoordinatorStatus, Status
 from regen.run import session
 from regen.run.driver import Cluster
-from regen.run.loopback import keep_on_loopback
+from regen.run.own_cluster import prepare_own_cluster
 from regen.run.patience import patiently
 from regen.run.progress.run_facts import price_of
 from regen.run.session import Standing
@@ -40,7 +40,7 @@ def drive(begun: Begun, address: str | None, verbosity: int, shown: Display, log
 
     Raises the run's error, after having said where the logs of engines and actors are.
     """
-    keep_on_loopback(address)
+    prepare_own_cluster(address)
     from regen.run import cluster
 
     log.adopt_loggers()  # Ray's, by now

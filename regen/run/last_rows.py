@@ -3,7 +3,8 @@
 A schedule tells it all that workers list, and asks once its queue is empty. Two kinds of rows may go elsewhere: those
 that wait in an engine's queue without a token (moved: nothing is lost), and those in work on a replica that is much
 slower than the one that asks (made twice: the first result wins). A replica's speed is that of one row, in tokens per
-second, over the last MARK_SECONDS. A row without a token beyond an engine's slots waits: engines serve in order.
+second, over MARK_SECONDS or until there is enough to tell by: some engines tell many tokens at a time. A row without a
+token beyond an engine's slots waits: engines serve in order.
 
 Memory: a number for each row in flight. Costs some microseconds a report; what may go elsewhere is looked for at most
 every LOOK_SECONDS, and only then is every row in flight looked at.
@@ -17,6 +18,10 @@ from statistics import median
 
 MARK_SECONDS = 10.0
 LOOK_SECONDS = 1.0
+# Between two marks a row must have got so many times what comes at once: else a pause between two portions looks like
+# a slow replica. After so long it is one all the same.
+PORTIONS = 4
+LONGEST_MARK_SECONDS = 60.0
 # A row that has been long in work is about half done, as far as anybody knows: made anew at twice the speed, it ends at
 # the same time as here.
 SLOW_SHARE = 0.5
@@ -27,13 +32,16 @@ FULL_SHARE = 0.9
 
 @dataclass(slots=True)
 class _Heard:
-    """One slot, as it was last heard. `marked` is what it listed at `marked_at`."""
+    """One slot, as it was last heard. `marked` is what it listed at `marked_at`; `portion` the most tokens that its
+    first row has got from one list to the next since.
+    """
 
     running: Sequence[int]
     tokens: Sequence[int]
     slots: int
     marked_at: float
     marked: dict[int, int]
+    portion: int = 0
     speed: float | None = None
 
 
@@ -52,6 +60,8 @@ class LastRows:
         if heard is None:
             self._heard[slot] = _Heard(running, tokens, slots, now, dict(zip(running, tokens, strict=True)))
             return
+        if running and heard.running and running[0] == heard.running[0]:
+            heard.portion = max(heard.portion, tokens[0] - heard.tokens[0])
         heard.running, heard.tokens, heard.slots = running, tokens, slots
         if now - heard.marked_at >= MARK_SECONDS:
             self._measure(heard, now)
@@ -100,9 +110,13 @@ class LastRows:
     def _measure(heard: _Heard, now: float) -> None:
         listed = dict(zip(heard.running, heard.tokens, strict=True))
         made = [listed[row] - before for row, before in heard.marked.items() if before and row in listed]
+        seconds, tokens = now - heard.marked_at, sum(made) / max(1, len(made))
+        is_enough = heard.portion and tokens >= PORTIONS * heard.portion
+        if made and not is_enough and seconds < LONGEST_MARK_SECONDS:
+            return
         if made:
-            heard.speed = sum(made) / len(made) / (now - heard.marked_at)
-        heard.marked_at, heard.marked = now, listed
+            heard.speed = tokens / seconds
+        heard.marked_at, heard.marked, heard.portion = now, listed, 0
 
     @property
     def slots(self) -> int:

@@ -256,6 +256,8 @@ class Schedule:
         slot = report.worker.slot
         if report.slots and len(report.tokens) == len(report.running):
             self._last_rows.listed(slot, report.running, report.tokens, report.slots, now)
+        else:
+            self._last_rows.gone(slot)
         failed, exhausted = self._take_failed(report)
         self._requeue(self._suspects.listed(slot, set(view.running)))
         view.granted = self._grant(report, view, now) if may_lease else ()
@@ -573,7 +575,7 @@ class Schedule:
 
     def _waiting(self, report: Report, leased: int, now: float) -> Iterator[tuple[int, int]]:
         """Rows that wait with others, for slots that have nothing to do, and with whom: they are taken from there."""
-        idle = report.slots - len(report.running) - leased
+        idle = min(report.slots - len(report.running), report.free_slots) - leased
         if idle > 0 and not self._queue and not self.not_begun:
             waiting = self._last_rows.waiting(report.worker.slot, now)
             yield from islice(((row, holder) for row, holder in waiting if self._is_only_with(row, holder)), idle)

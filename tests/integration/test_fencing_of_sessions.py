@@ -94,8 +94,7 @@ def test_of_two_starts_within_a_second_one_runs_and_the_other_is_told(tmp_path: 
 def test_two_thousand_rows_in_flight_survive_a_restart_of_the_coordinator_and_are_made_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As many as there are slots: what would wait at the end is taken by who is idle, perhaps just as it begins.
-    rows = [{"prompt": f"say {number}"} for number in range(2048)]
+    rows = [{"prompt": f"say {number}"} for number in range(2400)]
     engine = {"step_seconds": 0.5, "replicas": 4, "slots": 512, "answer_tokens": 40, "answer_spread": 0.8}
     begun = begin_run(make_spec(tmp_path, rows=rows, engine=engine, checkpoint={"interval_seconds": 5.0}))
     made: Counter[str] = Counter()

@@ -56,7 +56,8 @@ def slow_and_fast() -> Schedule:
     for worker in (ONE, OTHER, THIRD):
         made.report(report(worker, 1, {}, free_slots=2), now=0)
     rows = {ONE: (0, 1), OTHER: (2, 3), THIRD: (4, 5)}
-    for seq, now in ((2, 1.0), (3, 2.0 + MARK_SECONDS), (4, 3.0 + 2 * MARK_SECONDS)):
+    for seq in range(2, 26):
+        now = float(seq - 1)
         for worker, listed in rows.items():
             tokens = int(1 + now * (1 if worker is ONE else 10))
             made.report(report(worker, seq, dict.fromkeys(listed, tokens)), now)
@@ -65,23 +66,23 @@ def slow_and_fast() -> Schedule:
 
 def test_rows_of_a_slow_replica_are_made_twice_at_the_end_and_the_first_result_wins() -> None:
     made = slow_and_fast()
-    orders = made.report(Report(OTHER, 5, (), (), (2, 3), (), 2, (), 2), now=30.0)
+    orders = made.report(Report(OTHER, 26, (), (), (2, 3), (), 2, (), 2), now=30.0)
     assert sorted(leased(orders)) == [0, 1]
-    assert made.report(report(ONE, 5, {0: 40, 1: 40}), now=31.0).settled == (), "the slow one may still be first"
-    done = made.report(Report(OTHER, 6, (1,), (), (0,), (), 0, (300,), 2), now=60.0)
+    assert made.report(report(ONE, 26, {0: 40, 1: 40}), now=31.0).settled == (), "the slow one may still be first"
+    done = made.report(Report(OTHER, 27, (1,), (), (0,), (), 0, (300,), 2), now=60.0)
     assert done.accepted == {0}
-    assert made.report(report(ONE, 6, {0: 60, 1: 60}), now=61.0).settled == (0,)
+    assert made.report(report(ONE, 27, {0: 60, 1: 60}), now=61.0).settled == (0,)
 
 
 def test_no_row_is_with_more_than_two() -> None:
     made = slow_and_fast()
-    made.report(Report(OTHER, 5, (), (), (2, 3), (), 2, (), 2), now=30.0)
-    assert leased(made.report(Report(THIRD, 5, (), (), (4, 5), (), 2, (), 2), now=40.0)) == []
+    made.report(Report(OTHER, 26, (), (), (2, 3), (), 2, (), 2), now=30.0)
+    assert leased(made.report(Report(THIRD, 26, (), (), (4, 5), (), 2, (), 2), now=40.0)) == []
 
 
 def test_a_slow_replica_gets_the_last_rows_of_those_that_are_lined_up_and_none_that_others_end_sooner() -> None:
     last = LastRows()
-    for now in (0.0, MARK_SECONDS, 2 * MARK_SECONDS):
+    for now in map(float, range(int(2 * MARK_SECONDS) + 1)):
         last.listed(0, (0,), (int(1 + now),), 4, now)
         last.listed(1, (1,), (int(1 + 10 * now),), 4, now)
         last.listed(2, (2,), (int(1 + 10 * now),), 4, now)
@@ -91,6 +92,35 @@ def test_a_slow_replica_gets_the_last_rows_of_those_that_are_lined_up_and_none_t
     assert not last.is_better_left(1, queued=10)
     last.listed(0, (), (), 4, 2 * MARK_SECONDS)
     assert not last.is_better_left(0, queued=10), "one with nothing to do gets what there is"
+
+
+def test_a_pause_between_two_portions_is_no_slow_replica_and_a_long_silence_is() -> None:
+    last = LastRows()
+    for now in map(float, range(0, 60)):
+        for slot, row in enumerate((10, 20, 30)):
+            # Sixteen tokens every eight seconds; from second 32 on slot 0 gets none.
+            at = min(now, 32.0) if slot == 0 else now
+            last.listed(slot, (row,), (1 + int(at) // 8 * 16,), 4, now)
+            assert not last.is_slow(slot)
+    for now in map(float, range(60, 130)):
+        for slot, row in enumerate((10, 20, 30)):
+            last.listed(slot, (row,), (65 if slot == 0 else 1 + int(now) // 8 * 16,), 4, now)
+    assert [last.is_slow(slot) for slot in range(3)] == [True, False, False]
+
+
+def test_an_idle_replica_gets_no_more_rows_than_it_asks_for() -> None:
+    made = Schedule(OrdinalSet(4), attempts_allowed=1)
+    made.report(report(ONE, 1, {}, free_slots=4), now=0)
+    made.report(report(ONE, 2, {0: 5, 1: 5, 2: 0, 3: 0}), now=1)
+    assert len(leased(made.report(report(OTHER, 1, {}, free_slots=1), now=1))) == 1
+
+
+def test_what_a_replica_said_before_it_stopped_telling_tokens_counts_no_more() -> None:
+    made = Schedule(OrdinalSet(3), attempts_allowed=1)
+    made.report(report(ONE, 1, {}, free_slots=3), now=0)
+    made.report(report(ONE, 2, {0: 5, 1: 5, 2: 0}), now=1)
+    made.report(Report(ONE, 3, (0, 1, 2), (), (), (), 0), now=2)  # draining: nobody knows what waits there
+    assert leased(made.report(report(OTHER, 1, {}, free_slots=1), now=2)) == []
 
 
 def test_rows_that_are_lined_up_come_first_and_are_leased_once() -> None:
