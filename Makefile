@@ -16,6 +16,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 MODEL := .models/smollm2
 PAIRS ?= 4
 ROWS ?= 1000000
+SIZES ?= 10000 100000 1000000 10000000
 MINUTES ?= 5
 STORE ?= both
 
@@ -41,7 +42,7 @@ help:
 	@echo "make bench-memory   what coordinator and worker hold in memory over ROWS=$(ROWS) rows"
 	@echo "make bench-tail     how long a run takes over the least that is possible, simulated on the real schedule"
 	@echo "make bench-coordinator   what one coordinator costs without engines, by stage; and with 1,000 replicas"
-	@echo "make bench-scale    every command at 10,000 to 1,000,000 rows, some at 10,000,000 (ROWS=\"10000 100000\")"
+	@echo "make bench-scale    what every command costs as a run grows, at SIZES=\"$(SIZES)\" rows"
 	@echo "make clean      removes .venv, .models and caches; keeps runs/"
 
 # --- setup -----------------------------------------------------------------------------------------------------------
@@ -153,7 +154,7 @@ bench-coordinator: $(SETUP)
 	$(BIN)/python -m benchmarks.coordinator
 
 bench-scale: $(SETUP)
-	$(BIN)/python -m benchmarks.scale --rows 10000 100000 $(ROWS)
+	$(BIN)/python -m benchmarks.scale --rows $(SIZES)
 
 clean:
 	rm -rf $(VENV) .models build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
