@@ -16,6 +16,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 MODEL := .models/smollm2
 PAIRS ?= 4
 ROWS ?= 1000000
+SIZES ?= 10000 100000 1000000 10000000
 MINUTES ?= 5
 TIMES ?= 3
 STORE ?= both
@@ -47,9 +48,9 @@ help:
 	@echo "make bench-coordinator   what one coordinator costs without engines, by stage; and with 1,000 replicas"
 	@echo "make bench-feeding     slots busy, prefix hits, and a cache short of room, on the real engine (PAIRS=$(PAIRS))"
 	@echo "make bench-in-flight   what limiting the rows in flight is worth, simulated"
-	@echo "make bench-scale    every command at 10,000 to 1,000,000 rows, some at 10,000,000 (ROWS=\"10000 100000\")"
 	@echo "make bench-startup  from the command to the first token, stage by stage, beside LLM.chat (TIMES=$(TIMES))"
 	@echo "make bench-check    are the benchmarks' ratios as good as recorded (RECORD=1 records, THROUGHPUT=1 with engines)"
+	@echo "make bench-scale    what every command costs as a run grows, at SIZES=\"$(SIZES)\" rows"
 	@echo "make clean      removes .venv, .models and caches; keeps runs/"
 
 # --- setup -----------------------------------------------------------------------------------------------------------
@@ -170,7 +171,7 @@ bench-coordinator: $(SETUP)
 	$(BIN)/python -m benchmarks.coordinator
 
 bench-scale: $(SETUP)
-	$(BIN)/python -m benchmarks.scale --rows 10000 100000 $(ROWS)
+	$(BIN)/python -m benchmarks.scale --rows $(SIZES)
 
 bench-feeding: $(SETUP) $(MODEL)/model.safetensors
 	VLLM_CPU_KVCACHE_SPACE=1 $(BIN)/python -m benchmarks.feeding --model $(MODEL) --pairs $(PAIRS)

@@ -5,37 +5,40 @@ every lease in their next exchange with a made-up row of 8 KB of text (2,000 ids
 by stage: the stages' functions are wrapped, each with its thread's own clock, without what other stages called from it.
 `made-up replicas` is no part of regen.
 
-`rows`: a run from its plan to its shards. `fleet`: many replicas whose rows go on; each exchange ends a few of them.
+`rows`: a run from its plan to its shards, in one process: what replicas cost is told and left out. `fleet`: the
+coordinator in a process of its own (remote_coordinator.py), and many replicas, each heard once a second; first their
+rows go on, then each exchange ends a few of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import functools
 import json
 import platform
 import resource
 import tempfile
-import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from benchmarks.memory import SAMPLING, spec_of
+from benchmarks.remote_coordinator import RemoteCoordinator, remote_coordinator
+from benchmarks.stages import Stages, watched
 from regen import rows
-from regen.data import plan as plans
 from regen.data.plan_rows import to_values
 from regen.data.plan_summary import PLAN_KEY, PlanSummary, SourceSummary
 from regen.data.plan_writer import PlanWriter
+from regen.protocols import Storage
 from regen.records import (
     Command,
     Conversation,
     EngineCounters,
+    ExchangeReply,
     ExchangeRequest,
     FinishReason,
     Generation,
@@ -54,72 +57,17 @@ from regen.records import (
     WorkerId,
 )
 from regen.run.coordinator import Coordinator
-from regen.run.fleet.garbage_duty import GarbageDuty
-from regen.run.progress.duty import ProgressDuty
-from regen.run.schedule import Schedule
+from regen.run.schedule import SILENT_SECONDS
 from regen.run.session import seal_run
 from regen.run.setup import WorkerSetup
 from regen.run.start import StartOptions, begin
 from regen.spec import RunSpec
-from regen.store import journal as journals
-from regen.store import totals
-from regen.store.local import LocalStorage
-from regen.store.parquet import RowsFile
+from regen.store.storage import open_storage
 
 RESULTS = Path(__file__).parent / "results" / "coordinator.json"
 PROMPT, ANSWER = "tell me of this " * 128, "so it goes " * 745
-ROWS_SLOTS = 64
+ROWS_SLOTS, WARMUP_ROWS = 64, 600
 ENDS = 4  # rows of a replica that end between two exchanges
-
-
-class Stages:
-    """Processor seconds by stage, each without the stages that it has called."""
-
-    def __init__(self) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        self.calls: defaultdict[str, int] = defaultdict(int)
-        self._inner = threading.local()
-
-    def wrap(self, owner: Any, name: str, stage: str) -> None:
-        inside = getattr(owner, name)
-
-        @functools.wraps(inside)
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            return self.time(stage, lambda: inside(*args, **kwargs))
-
-        setattr(owner, name, timed)
-
-    def time(self, stage: str, act: Callable[[], Any]) -> Any:
-        began, before = time.thread_time(), getattr(self._inner, "seconds", 0.0)
-        self._inner.seconds = 0.0
-        try:
-            return act()
-        finally:
-            took = time.thread_time() - began
-            self.seconds[stage] += took - self._inner.seconds
-            self.calls[stage] += 1
-            self._inner.seconds = before + took
-
-
-def watched(stages: Stages) -> None:
-    stages.wrap(rows, "from_bytes", "exchange: read rows")
-    stages.wrap(Schedule, "report", "exchange: schedule")
-    stages.wrap(ProgressDuty, "finished", "exchange: progress")
-    stages.wrap(ProgressDuty, "listed", "exchange: progress")
-    stages.wrap(ProgressDuty, "tick", "tick")
-    stages.wrap(GarbageDuty, "finished", "exchange: garbage")
-    stages.wrap(Coordinator, "_take_in", "exchange: take in, other")
-    stages.wrap(Schedule, "committed", "commit: schedule")
-    stages.wrap(plans.RunPlan, "rows", "lease: read the plan")
-    stages.wrap(journals.Journal, "prepare", "journal: prepare, other")
-    stages.wrap(journals, "_checked", "journal: sort")
-    stages.wrap(totals, "count", "journal: count")
-    stages.wrap(journals, "content_digest", "journal: digest of rows")
-    stages.wrap(journals, "encode_rows", "journal: Parquet, digest of file")
-    stages.wrap(RowsFile, "__init__", "journal: read back")
-    stages.wrap(LocalStorage, "create", "journal: write, sync")
-    stages.wrap(pa, "concat_tables", "commit: concatenate")
-    stages.wrap(Coordinator, "_status", "status")
 
 
 # --- a run -----------------------------------------------------------------------------------------------------------
@@ -186,6 +134,10 @@ def made_up(one: pa.Table, leases: Sequence[Lease]) -> bytes:
     return rows.to_bytes(table)
 
 
+class Exchanging(Protocol):
+    async def exchange(self, request: ExchangeRequest) -> ExchangeReply: ...
+
+
 class Replica:
     """Says what it holds; `end` says how many rows have ended by its next exchange."""
 
@@ -197,7 +149,7 @@ class Replica:
         self.command = Command.WAIT
         self.row = pattern()
 
-    async def exchange(self, coordinator: Coordinator) -> int:
+    async def exchange(self, coordinator: Exchanging) -> int:
         """Once; how many rows were leased."""
         request = self.stages.time("made-up replicas", self._request)
         reply = await coordinator.exchange(request)
@@ -241,87 +193,116 @@ async def all_rows(setup: WorkerSetup, replicas: int, slots: int, stages: Stages
 
 
 def measure_rows(count: int) -> dict[str, Any]:
+    _run_once(WARMUP_ROWS, Stages())  # what is imported or set up at first use is none of a row's
     stages = Stages()
+    watched(stages)
+    seconds, cpu = _run_once(count, stages)
+    wall = sum(seconds.values())
+    replicas = stages.seconds.pop("made-up replicas")
+    made = cpu["run"] - replicas
+    known = sum(spent for name, spent in stages.seconds.items() if name not in ("plan: write", "seal"))
+    stages.seconds["event loop, threads, all else"] = made - known
+    return {
+        "rows": count,
+        "rows_per_second_end_to_end": count / wall,
+        "cores_busy": sum(cpu.values()) / wall,
+        "wall_seconds_plan": seconds["plan"],
+        "wall_seconds_run": seconds["run"],
+        "wall_seconds_seal": seconds["seal"],
+        "replicas_cpu_seconds": replicas,
+        "rows_per_cpu_second_plan": count / cpu["plan"],
+        "rows_per_cpu_second_run": count / made,
+        "rows_per_cpu_second_seal": count / cpu["seal"],
+        "rows_per_cpu_second_end_to_end": count / (sum(cpu.values()) - replicas),
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "microseconds_a_row": {name: 1e6 * spent / count for name, spent in stages.seconds.items()},
+    }
+
+
+def _run_once(count: int, stages: Stages) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds on the clock, and of the processor, of a plan, its run and its shards."""
+    clocks = list[tuple[float, float]]()
     with tempfile.TemporaryDirectory() as folder:
-        setup = begun(Path(folder), count, PROMPT, 8, ROWS_SLOTS, stages)
-        watched(stages)
-        wall, cpu = time.monotonic(), time.process_time()
+        setup = begun(Path(folder), 1, PROMPT, 8, ROWS_SLOTS, Stages())
+        storage = plans_storage(setup)
+        clocks.append((time.monotonic(), time.process_time()))
+        stages.time("plan: write", lambda: write_plan(storage, count, PROMPT))
+        clocks.append((time.monotonic(), time.process_time()))
         asyncio.run(all_rows(setup, 8, ROWS_SLOTS, stages))
-        wall, cpu = time.monotonic() - wall, time.process_time() - cpu
-        written = stages.seconds["plan: write"]
-        known = sum(stages.seconds.values()) - written
-        stages.seconds["event loop, threads, all else"] = cpu - known
-        replicas = stages.seconds.pop("made-up replicas")
-        stages.time("seal", lambda: seal_run(plans_storage(setup), setup.run))
-        return {
-            "rows": count,
-            "wall_seconds": wall,
-            "run_cpu_seconds": cpu - replicas,
-            "replicas_cpu_seconds": replicas,
-            "rows_per_cpu_second": count / (cpu - replicas),
-            "plan_rows_per_cpu_second": count / written,
-            "end_to_end_rows_per_cpu_second": count / (cpu - replicas + written + stages.seconds["seal"]),
-            "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-            "microseconds_a_row": {name: 1e6 * spent / count for name, spent in stages.seconds.items()},
-        }
+        clocks.append((time.monotonic(), time.process_time()))
+        stages.time("seal", lambda: seal_run(storage, setup.run))
+        clocks.append((time.monotonic(), time.process_time()))
+    wall, cpu = zip(*clocks, strict=True)
+    names = ("plan", "run", "seal")
+    return (
+        {name: after - before for name, (before, after) in zip(names, pairwise(wall), strict=True)},
+        {name: after - before for name, (before, after) in zip(names, pairwise(cpu), strict=True)},
+    )
 
 
-def plans_storage(setup: WorkerSetup) -> Any:
-    from regen.store.storage import open_storage
-
+def plans_storage(setup: WorkerSetup) -> Storage:
     return open_storage(setup.run.run_url, setup.run.spec.store)
 
 
 # --- a large fleet ----------------------------------------------------------------------------------------------------
 
 
-async def quiet_milliseconds(coordinator: Coordinator, fleet: list[Replica], rounds: int, stages: Stages) -> float:
-    """An exchange in which nothing has ended, as most of a large fleet's are."""
-    cpu, made = time.process_time(), stages.seconds["made-up replicas"]
-    for _ in range(rounds):
-        for replica in fleet:
-            await replica.exchange(coordinator)
-    spent = time.process_time() - cpu - (stages.seconds["made-up replicas"] - made)
-    return 1e3 * spent / (rounds * len(fleet))
+def measure_fleet(replicas: int, slots: int, rounds: int) -> dict[str, Any]:
+    """The coordinator in a process of its own; all replicas here, each heard once a second."""
+    held = slots + slots // 4
+    count = replicas * held + ENDS * replicas * (rounds + 2)
+    with tempfile.TemporaryDirectory() as folder:
+        setup = begun(Path(folder), count, "say something", replicas, slots, Stages())
+        with remote_coordinator(setup.run, Path(folder) / "coordinator.sock") as remote:
+            return asyncio.run(fleet_rounds(remote, setup, replicas, slots, rounds))
 
 
-async def fleet_rounds(setup: WorkerSetup, replicas: int, slots: int, rounds: int, stages: Stages) -> dict[str, Any]:
-    coordinator = Coordinator(setup.run)
-    fleet = [Replica(setup, slot, slots, lambda held: 0, stages) for slot in range(replicas)]
+async def fleet_rounds(
+    remote: RemoteCoordinator, setup: WorkerSetup, replicas: int, slots: int, rounds: int
+) -> dict[str, Any]:
+    await remote.connect()
+    empty = await remote.spent()
+    fleet = [Replica(setup, slot, slots, lambda held: 0, Stages()) for slot in range(replicas)]
     while not all(replica.running for replica in fleet):
         for replica in fleet:
-            await replica.exchange(coordinator)
-        await asyncio.sleep(0.01)
-    quiet = await quiet_milliseconds(coordinator, fleet, rounds, stages)
+            await replica.exchange(remote)
+    full = await remote.spent()
+    quiet = await paced(remote, fleet, rounds)
     for replica in fleet:
         replica.end = lambda held: min(held, ENDS)
-    watched(stages)
-    cpu, made = time.process_time(), stages.seconds["made-up replicas"]
-    for _ in range(rounds):
-        for replica in fleet:
-            await replica.exchange(coordinator)
-    cpu = time.process_time() - cpu
-    made = stages.seconds.pop("made-up replicas") - made
-    await coordinator.close()
-    exchanges = rounds * replicas
+    busy = await paced(remote, fleet, rounds)
     return {
         "replicas": replicas,
         "slots": slots,
-        "exchanges": exchanges,
-        "rows": ENDS * exchanges,
-        "milliseconds_a_quiet_exchange": quiet,
-        "milliseconds_an_exchange": 1e3 * (cpu - made) / exchanges,
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "milliseconds": {name: 1e3 * spent / exchanges for name, spent in stages.seconds.items() if spent},
+        "rounds": rounds,
+        "rows_in_work": sum(len(replica.running) for replica in fleet),
+        "mib_before_any_row": empty.resident_mib,
+        "mib_with_all_rows_in_work": full.resident_mib,
+        "peak_mib": (await remote.spent()).peak_mib,
+        "quiet": quiet,
+        "ends_of_four_rows": busy,
     }
 
 
-def measure_fleet(replicas: int, slots: int, rounds: int) -> dict[str, Any]:
-    stages = Stages()
-    count = replicas * (slots + slots // 4) + ENDS * replicas * (rounds + 1)
-    with tempfile.TemporaryDirectory() as folder:
-        setup = begun(Path(folder), count, "say something", replicas, slots, Stages())
-        return asyncio.run(fleet_rounds(setup, replicas, slots, rounds, stages))
+async def paced(remote: RemoteCoordinator, fleet: list[Replica], rounds: int) -> dict[str, Any]:
+    """Every replica is heard once a second, `rounds` times; what the coordinator's process spent on it."""
+    before, began = await remote.spent(), time.monotonic()
+    for number in range(rounds):
+        for replica in fleet:
+            await replica.exchange(remote)
+        await asyncio.sleep(max(0.0, began + number + 1 - time.monotonic()))
+    after, seconds = await remote.spent(), time.monotonic() - began
+    if seconds / rounds > SILENT_SECONDS / 2:
+        print(f"a round took {seconds / rounds:.0f} s: replicas were taken for silent, so these figures say nothing")
+    exchanges = rounds * len(fleet)
+    cpu = after.cpu_seconds - before.cpu_seconds
+    stages = {name: 1e3 * (spent - before.stages.get(name, 0.0)) / exchanges for name, spent in after.stages.items()}
+    stages["event loop, threads, all else"] = 1e3 * cpu / exchanges - sum(stages.values())
+    return {
+        "seconds_a_round": seconds / rounds,
+        "milliseconds_of_processor_an_exchange": 1e3 * cpu / exchanges,
+        "milliseconds": {name: spent for name, spent in stages.items() if spent >= 0.001},
+    }
 
 
 def main() -> None:
@@ -329,25 +310,28 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--replicas", type=int, default=1000)
     parser.add_argument("--slots", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--what", choices=("rows", "fleet"))
-    parser.add_argument("--out", dest="results", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    found = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
+    began = time.monotonic()
+    found = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     if arguments.what in (None, "rows"):
         found["rows"] = told("rows", measure_rows(arguments.rows), "microseconds_a_row")
     if arguments.what in (None, "fleet"):
-        fleet = measure_fleet(arguments.replicas, arguments.slots, arguments.rounds)
-        found["fleet"] = told("fleet", fleet, "milliseconds")
+        found["fleet"] = fleet = measure_fleet(arguments.replicas, arguments.slots, arguments.rounds)
+        told("fleet", {name: value for name, value in fleet.items() if not isinstance(value, dict)}, "")
+        for name in ("quiet", "ends_of_four_rows"):
+            told(f"fleet: {name}", fleet[name], "milliseconds")
     found["machine"] = {
         "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "platform": platform.platform(),
         "python": platform.python_version(),
         "pyarrow": pa.__version__,
     }
-    arguments.results.parent.mkdir(exist_ok=True)
-    arguments.results.write_text(json.dumps(found, indent=2) + "\n")
-    print(f"written to {arguments.results}")
+    arguments.out.parent.mkdir(exist_ok=True)
+    arguments.out.write_text(json.dumps(found, indent=2) + "\n")
+    print(f"written to {arguments.out} after {time.monotonic() - began:.0f} s")
 
 
 def told(name: str, found: dict[str, Any], parts: str) -> dict[str, Any]:
@@ -355,8 +339,9 @@ def told(name: str, found: dict[str, Any], parts: str) -> dict[str, Any]:
     for what, value in found.items():
         if what != parts:
             print(f"  {what:<36} {value:>14,.2f}")
-    for what, value in sorted(found[parts].items(), key=lambda part: -part[1]):
-        print(f"    {what:<34} {value:>14,.3f} {parts.replace('_', ' ')}")
+    stages: dict[str, float] = found.get(parts, {})
+    for what, value in sorted(stages.items(), key=lambda part: -part[1]):
+        print(f"    {what:<34} {value:>14,.3f} {parts.replace('_', ' ')}  {value / sum(stages.values()):>5.0%}")
     return found
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import re
 import zlib
 from collections.abc import Iterable, Iterator
+
+_OCCUPIED = re.compile(rb"[^\x00]")
 
 
 class OrdinalSet:
@@ -62,7 +65,10 @@ class OrdinalSet:
         return made
 
     def __iter__(self) -> Iterator[int]:
-        return (ordinal for ordinal in range(self.size) if ordinal in self)
+        """Ascending. Costs a pass of the bytes that are not zero, so next to nothing for a few members of many."""
+        for occupied in _OCCUPIED.finditer(self._bits):
+            first, byte = occupied.start() << 3, occupied[0][0]
+            yield from (first + bit for bit in range(8) if byte >> bit & 1)
 
     def add(self, ordinal: int) -> bool:
         """True if it was not there before. Raises IndexError outside `range(size)`."""
@@ -109,7 +115,7 @@ class OrdinalSet:
         if len(bits) > len(made._bits) or (len(bits) < len(made._bits) and not may_be_shorter):
             raise ValueError(f"a bitmap of {len(bits)} bytes cannot hold {size} ordinals")
         made._bits[: len(bits)] = bits
-        made._count = sum(byte.bit_count() for byte in bits)
+        made._count = int.from_bytes(bits, "little").bit_count()
         return made
 
     def _check(self, ordinal: int) -> None:

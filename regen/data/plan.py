@@ -155,10 +155,16 @@ class RunPlan:
             start += len(chosen)
 
     def settled(self) -> Iterator[tuple[int, str, Status]]:
-        """(ordinal, source, outcome) of every row that is terminal from the start, in order; reads three columns."""
+        """(ordinal, source, outcome) of every row that is terminal from the start, in order.
+
+        Reads three columns of the parts that have such rows, and of the others what their footers say.
+        """
         for number, part in enumerate(self.summary.parts):
             with self._lock:
-                table = self._file(number).read_columns(["ordinal", "source", "settled"])
+                file = self._file(number)
+                if not file.may_settle:
+                    continue
+                table = file.read_columns(["ordinal", "source", "settled"])
             chosen = table.filter(pc.is_valid(table["settled"]))
             _check_rows(part, table.num_rows)
             outcomes = [Status(outcome) for outcome in chosen["settled"].to_pylist() if outcome]
@@ -230,7 +236,7 @@ class RunPlan:
 
 
 class _PartFile:
-    """One part: where its row groups begin. The file is open only while something is read from it."""
+    """One part: where its row groups begin, and whether any row may be settled. Open only while it is read from."""
 
     def __init__(self, storage: Storage, part: PlanPart) -> None:
         self.part = part
@@ -238,7 +244,9 @@ class _PartFile:
         with self._opened() as file:
             metadata = file.metadata
             _check_rows(part, metadata.num_rows)
-            counts = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
+            groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+            self.may_settle = _may_settle(groups)
+            counts = [group.num_rows for group in groups]
         self._starts = [0, *accumulate(counts)]
 
     def find(self, offset: int) -> tuple[int, int]:
@@ -272,3 +280,21 @@ class _PartFile:
 def _check_rows(part: PlanPart, rows: int) -> None:
     if rows != part.rows:
         raise JournalDamaged(f"{part.key} holds {rows} rows, {PLAN_KEY} says {part.rows}")
+
+
+def _may_settle(groups: Sequence[pq.RowGroupMetaData]) -> bool:
+    """Whether any row may be settled: not where the file's own statistics say of all row groups that none is.
+
+    The column is looked for here and not in `file.schema`: that one and the file's metadata hold each other, and those
+    of hundreds of parts would wait for a garbage collection, 200 KB each.
+    """
+    if not groups:
+        return False
+    names = [groups[0].column(index).path_in_schema for index in range(groups[0].num_columns)]
+    place = names.index("settled")
+    return any(_unset(group.column(place).statistics) < group.num_rows for group in groups)
+
+
+def _unset(seen: pq.Statistics | None) -> int:
+    """How many rows of a column chunk are sure to have no value."""
+    return 0 if seen is None else seen.null_count or 0

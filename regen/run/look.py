@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -171,20 +171,30 @@ def labels_by_source(totals: Totals) -> dict[str, dict[str, int]]:
 
 
 class KnownPlan:
-    """What a plan settles, read once for as long as the plan is the same: for whoever looks again and again."""
+    """What a plan settles, read once for as long as the plan is the same: for whoever looks again and again.
+
+    Memory: ten bytes a row that is settled.
+    """
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._digest = ""
-        self._settled: tuple[tuple[int, str, Status], ...] = ()
+        self._kinds: dict[tuple[str, Status], int] = {}
+        self._ordinals, self._kind_of = array("q"), array("H")
 
-    def settled(self, summary: PlanSummary) -> tuple[tuple[int, str, Status], ...]:
-        """As `Plan.settled`, all at once. Raises as reading the plan does."""
+    def settled(self, summary: PlanSummary) -> Iterator[tuple[int, str, Status]]:
+        """As `Plan.settled`. Raises as reading the plan does."""
         if summary.digest != self._digest:
-            found = open_plan(self._storage).settled()
-            self._settled = tuple((ordinal, sys.intern(source), status) for ordinal, source, status in found)
+            self._read()
             self._digest = summary.digest
-        return self._settled
+        kinds = list(self._kinds)
+        return ((ordinal, *kinds[kind]) for ordinal, kind in zip(self._ordinals, self._kind_of, strict=True))
+
+    def _read(self) -> None:
+        self._kinds, self._ordinals, self._kind_of = {}, array("q"), array("H")
+        for ordinal, source, status in open_plan(self._storage).settled():
+            self._ordinals.append(ordinal)
+            self._kind_of.append(self._kinds.setdefault((source, status), len(self._kinds)))
 
 
 def look(storage: Storage, known: KnownPlan | None = None) -> Look:

@@ -1,7 +1,8 @@
 """Objects that never change, kept near: a run must be able to hand out rows while its store is away.
 
-Guarantees: what was opened once is read from this machine's own disk from then on. Copies have no name, so nothing of
-them stays behind, however this process ends. Costs the size of what was opened, in the temporary folder.
+Guarantees: what was opened once is read from this machine's own disk from then on. Copies are in one file without a
+name, so nothing of them stays behind, however this process ends, and a plan of a thousand parts takes one descriptor.
+Costs the size of what was opened, in the temporary folder.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ class NearStorage:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._copies: dict[str, int] = {}  # open files, by descriptor: readers of one share no position
+        self._places: dict[str, tuple[int, int]] = {}  # by key: where its copy begins, and its size
+        self._descriptor: int | None = None
         self._lock = threading.Lock()
-        weakref.finalize(self, _close, self._copies)
 
     @property
     def url(self) -> str:
@@ -49,12 +50,13 @@ class NearStorage:
 
     def open(self, key: str) -> BinaryIO:
         with self._lock:
-            if key not in self._copies:
-                self._copies[key] = self._copied(key)
-            size = os.fstat(self._copies[key]).st_size
+            if key not in self._places:
+                self._places[key] = self._copied(key)
+            begin, size = self._places[key]
+            copies = self._copies()
 
         def fetch(start: int, stop: int) -> bytes:
-            return os.pread(self._copies[key], stop - start, start)
+            return os.pread(copies, stop - start, begin + start)  # readers share no position
 
         return io.BufferedReader(ObjectReader(size, b"", fetch))
 
@@ -70,14 +72,22 @@ class NearStorage:
     def probe(self) -> None:
         self._storage.probe()
 
-    def _copied(self, key: str) -> int:
+    def _copies(self) -> int:
+        """The file's descriptor, open as long as this lives."""
+        if self._descriptor is None:
+            with tempfile.TemporaryFile(prefix="regen-") as file:
+                self._descriptor = os.dup(file.fileno())
+            weakref.finalize(self, os.close, self._descriptor)
+        return self._descriptor
+
+    def _copied(self, key: str) -> tuple[int, int]:
+        """Behind all that is there; what a copy that failed has left is written over by the next one."""
+        begin = end = max((start + size for start, size in self._places.values()), default=0)
         with self._storage.open(key) as source:
             try:
-                with tempfile.TemporaryFile(prefix="regen-") as copy:
-                    while block := source.read(_COPY_BYTES):
-                        copy.write(block)
-                    copy.flush()
-                    return os.dup(copy.fileno())
+                while block := source.read(_COPY_BYTES):
+                    end += _written(self._copies(), block, end)
+                return begin, end - begin
             except OSError as error:
                 raise StoreUnavailable(
                     f"{tempfile.gettempdir()}: no room for a copy of {self.url}/{key}: {error.strerror}; TMPDIR names"
@@ -85,6 +95,9 @@ class NearStorage:
                 ) from error
 
 
-def _close(copies: dict[str, int]) -> None:
-    for descriptor in copies.values():
-        os.close(descriptor)
+def _written(descriptor: int, block: bytes, at: int) -> int:
+    """How many bytes: all of them. A disk that gets full takes a part, and refuses the next."""
+    done = 0
+    while done < len(block):
+        done += os.pwrite(descriptor, block[done:], at + done)
+    return done

@@ -79,13 +79,13 @@ def verify(
     journal.run(tell)
     shards = ShardCheck(storage, plan, journal, ids.settled, findings)
     shards.run(rows_per_shard, tell)
-    by_source, missing = _outcomes(plan.count, ids, journal)
+    by_source, missing, first_missing = _outcomes(plan.count, ids, journal)
     return Verification(
         planned=plan.count,
         outcomes={status: sum(counts.get(status, 0) for counts in by_source.values()) for status in Status},
         by_source=by_source,
-        missing=len(missing),
-        first_missing=tuple(missing[:_MISSING_SHOWN]),
+        missing=missing,
+        first_missing=tuple(first_missing),
         journal_files=journal.files,
         shards=shards.files - shards.outgrown,
         shards_planned=len(list(shard_ranges(plan.count, rows_per_shard))),
@@ -113,15 +113,19 @@ def _check_names(storage: Storage, findings: Findings) -> None:
                 findings.add(Code.UNKNOWN_FILE, stored.key, "is not a name that regen gives: move it away")
 
 
-def _outcomes(plan_rows: int, ids: PlanIds, journal: JournalCheck) -> tuple[dict[str, dict[Status, int]], list[int]]:
-    """Counts by source, and the ordinals that have no outcome."""
+def _outcomes(
+    plan_rows: int, ids: PlanIds, journal: JournalCheck
+) -> tuple[dict[str, dict[Status, int]], int, list[int]]:
+    """Counts by source; how many ordinals have no outcome, and the first of them."""
     by_source: dict[str, dict[Status, int]] = {}
-    missing: list[int] = []
+    missing, first_missing = 0, list[int]()
     for ordinal in range(plan_rows):
         status = ids.outcome_of(ordinal) or journal.status_of(ordinal)
         if status is None or ordinal >= ids.known:
-            missing.append(ordinal)
+            missing += 1
+            if missing <= _MISSING_SHOWN:
+                first_missing.append(ordinal)
         else:
             counts = by_source.setdefault(ids.source_of(ordinal), {})
             counts[status] = counts.get(status, 0) + 1
-    return by_source, missing
+    return by_source, missing, first_missing

@@ -3,11 +3,13 @@ from dataclasses import replace
 
 import pytest
 
+from regen.data import plan as plans
 from regen.data.plan import damaged_parts, open_plan, read_summary
 from regen.data.plan_rows import from_values, to_values
 from regen.data.plan_summary import PLAN_KEY, PlanSummary, SourceSummary
 from regen.data.plan_writer import PlanWriter
 from regen.errors import JournalDamaged
+from regen.own_thread import read_parquet
 from regen.records import Conversation, Message, PlannedRow, Refusal, Role, Stage, Status
 from tests.memory_storage import MemoryStorage
 
@@ -73,6 +75,21 @@ def test_refused_rows_are_listed_in_order(storage):
     assert list(open_plan(storage).settled()) == [
         (row.ordinal, row.source, Status.REJECTED) for row in rows if row.refusal
     ]
+
+
+def test_of_parts_without_settled_rows_no_row_is_read_to_list_them(storage, monkeypatch):
+    rows = [planned(number, Refusal(Stage.LOAD, "bad_json") if number == 1500 else None) for number in range(3000)]
+    write(storage, rows, part_rows=500)
+    read = []
+
+    def reading(file, columns):
+        read.append(file.metadata.num_rows)
+        return read_parquet(file, columns)
+
+    monkeypatch.setattr(plans, "read_parquet", reading)
+
+    assert list(open_plan(storage).settled()) == [(1500, "b", Status.REJECTED)]
+    assert read == [500]
 
 
 @pytest.mark.parametrize("ordinal", [-1, 2000])

@@ -61,6 +61,23 @@ def test_a_copy_that_failed_is_made_again(behind: Away, monkeypatch: pytest.Monk
     assert near.open("plan/one").read() == DATA
 
 
+def test_a_plan_of_many_parts_takes_one_descriptor(behind: Away) -> None:
+    near = NearStorage(behind)
+    for number in range(50):
+        behind.create(f"plan/part-{number}", bytes([number]) * 1000)
+    near.open("plan/one").close()
+    before = len(os.listdir("/proc/self/fd"))
+
+    for number in range(50):
+        near.open(f"plan/part-{number}").close()
+
+    assert len(os.listdir("/proc/self/fd")) == before
+    behind.is_away = True
+    assert [near.open(f"plan/part-{number}").read()[:1] for number in range(50)] == [bytes([n]) for n in range(50)]
+    del near
+    assert len(os.listdir("/proc/self/fd")) == before - 1
+
+
 def test_what_is_not_there_is_a_key_error(behind: Away) -> None:
     with pytest.raises(KeyError):
         NearStorage(behind).open("plan/three")

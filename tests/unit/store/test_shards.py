@@ -15,10 +15,11 @@ from regen.errors import JournalDamaged, StoreUnavailable, UserError
 from regen.protocols import Storage
 from regen.records import OutputRow, Role, Split, Stage, Status
 from regen.rows import SCHEMA, from_table, to_table
+from regen.store import row_order
 from regen.store import shards as shards_module
 from regen.store.layout import JOURNAL, SHARDS, journal_key, shard_key
 from regen.store.local import LocalStorage
-from regen.store.parquet import RowsFile
+from regen.store.parquet import RowsFile, integers
 from regen.store.row_order import OrderedRows
 from regen.store.shards import Shard, in_row_groups, seal, settled_row
 from tests.memory_storage import MemoryStorage
@@ -251,6 +252,22 @@ def test_memory_of_sealing_is_that_of_a_batch(monkeypatch: pytest.MonkeyPatch) -
     seal(Measuring(storage), large, PER_SHARD, session="s1", fingerprint="f" * 32)
     assert len(held) == 40
     assert max(held) - before < 3 * batch_bytes < 400 * per_row
+
+
+def test_ordinals_of_a_file_are_read_once_however_many_shards_are_made_of_it(
+    plan: MemoryPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage, read = MemoryStorage(), list[int]()
+    _finished(storage, per_file=PLAN_ROWS)
+
+    def reading(table: pa.Table, name: str) -> list[int]:
+        read.append(len(table))
+        return integers(table, name)
+
+    monkeypatch.setattr(row_order, "integers", reading)
+
+    assert len(_seal(storage, plan)) == 3
+    assert read.count(PLAN_ROWS - len(REFUSED)) == 1
 
 
 def test_row_groups_are_bounded_in_bytes() -> None:
