@@ -12,6 +12,7 @@ from ray.util.placement_group import get_current_placement_group
 
 from regen.errors import EngineDied
 from regen.records import Left
+from regen.run.cluster import Placed, placed_here
 from regen.run.setup import WorkerSetup
 from regen.spec import RunSpec
 
@@ -33,8 +34,8 @@ class PlacedActor:
     def __init__(self) -> None:
         self._fails = asyncio.Event()
 
-    async def is_placed(self) -> str:
-        return str(ray.get_runtime_context().get_node_id())
+    async def is_placed(self) -> Placed:
+        return placed_here()
 
     async def get_ready(self, spec: RunSpec, slot: int) -> None: ...
 

@@ -61,6 +61,7 @@ class RayCluster:
         self._log = log
         self._made_ahead = dict(made_ahead or {})
         self._coordinator: RayCoordinator | None = None
+        self._has_told_nicer = False
 
     async def start_coordinator(self, setup: RunSetup) -> RayCoordinator:
         here = ray.get_runtime_context().get_node_id()
@@ -71,7 +72,18 @@ class RayCluster:
     async def start_worker(self, setup: WorkerSetup) -> RayWorker:
         assert self._coordinator is not None, "the coordinator comes first"
         made = self._made_ahead.pop(setup.worker.slot, None) or _make_replica(setup.run.spec, setup.worker.slot)
-        return RayWorker(made.actor, setup, self._coordinator.actor, made.placement, self._log, made.group)
+        return RayWorker(
+            made.actor, setup, self._coordinator.actor, made.placement, self._log, made.group, self._tell_nicer
+        )
+
+    def _tell_nicer(self, slot: int, steps: int) -> None:
+        """Once: where it is so it is so for all."""
+        if steps > 0 and not self._has_told_nicer:
+            self._has_told_nicer = True
+            self._log(
+                f"replica {slot}: Ray has made its processes {steps} steps nicer than its own (`nice`), so whatever"
+                " else runs on that machine goes first. Set RAY_worker_niceness=0 where Ray is started there"
+            )
 
     async def close(self) -> None:
         for made in self._made_ahead.values():
@@ -113,6 +125,20 @@ class RayCoordinator:
 
 
 @dataclass(frozen=True, slots=True)
+class Placed:
+    """Where an actor's process is; how much nicer it is than the node's own, which has started it."""
+
+    node: str
+    nicer: int
+
+
+def placed_here() -> Placed:
+    """This process, an actor's."""
+    nicer = os.getpriority(os.PRIO_PROCESS, 0) - os.getpriority(os.PRIO_PROCESS, os.getppid())
+    return Placed(str(ray.get_runtime_context().get_node_id()), nicer)
+
+
+@dataclass(frozen=True, slots=True)
 class MadeReplica:
     """A replica's process, which has no engine yet. `group`: where it has a placement group."""
 
@@ -139,6 +165,7 @@ class RayWorker:
     placement: Placement
     log: Callable[[str], None]
     group: PlacementGroup | None = None
+    tell_nicer: Callable[[int, int], None] = lambda slot, steps: None
     nodes: frozenset[str] = frozenset()  # by Ray's ids; empty until it is placed
 
     async def run(self) -> Left:
@@ -192,8 +219,9 @@ class RayWorker:
 
     async def _place(self) -> None:
         with suppress(RayError):
-            node: str = await self.actor.is_placed.remote()
-            self.nodes = frozenset({node}) | await asyncio.to_thread(_nodes_of, self.group)
+            placed: Placed = await self.actor.is_placed.remote()
+            self.tell_nicer(self.setup.worker.slot, placed.nicer)
+            self.nodes = frozenset({placed.node}) | await asyncio.to_thread(_nodes_of, self.group)
 
 
 def join(spec: RunSpec, address: str | None, verbosity: int) -> Joined:
@@ -452,9 +480,9 @@ class ReplicaActor:
         with suppress(Exception):
             await asyncio.to_thread(import_engine, spec, slot)
 
-    async def is_placed(self) -> str:
-        """The node, as soon as Ray has found one for this actor (and its group) and its process has come up."""
-        return str(ray.get_runtime_context().get_node_id())
+    async def is_placed(self) -> Placed:
+        """As soon as Ray has found a node for this actor (and its group) and its process has come up."""
+        return placed_here()
 
     async def run(self, setup: WorkerSetup, coordinator: Any) -> Left:
         """Once."""
