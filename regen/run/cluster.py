@@ -51,6 +51,7 @@ _CONCURRENT_CALLS = 2000
 # Ray gives it to the node that was started with `--head`, and to no other.
 _HEAD_RESOURCE = "node:__internal_head__"
 _AUTHENTICATION_LOG = logging.getLogger("ray._private.authentication.authentication_token_setup")
+_JOINING_LOG = logging.getLogger("ray._private.worker")
 
 
 class RayCluster:
@@ -328,6 +329,7 @@ def connect(address: str | None, verbosity: int) -> str:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "DEBUG")
     logging.getLogger("ray").setLevel(logging.INFO if verbosity else logging.WARNING)
     _AUTHENTICATION_LOG.addFilter(_is_no_note_of_tokens)
+    _JOINING_LOG.addFilter(_is_no_note_of_signals)
     try:
         context = ray.init(address=wanted, log_to_driver=verbosity > 0, configure_logging=False, **options)
     except Exception as error:  # Ray has no error of its own for this: ValueError, ConnectionError, RpcError, ...
@@ -342,6 +344,11 @@ def _is_no_note_of_tokens(record: logging.LogRecord) -> bool:
     is imported, and only then.
     """
     return record.funcName != "_warn_token_auth_enabled"
+
+
+def _is_no_note_of_signals(record: logging.LogRecord) -> bool:
+    """Outside the main thread Ray sets no handler of SIGTERM, and remarks on that. The session has its own."""
+    return not record.getMessage().startswith("SIGTERM handler is not set")
 
 
 def survey(questions: Questions, seconds: float) -> list[Node]:
