@@ -41,9 +41,13 @@ class RemoteCoordinator:
         self._socket = socket
 
     async def connect(self) -> None:
-        while not self._socket.exists():
-            await asyncio.sleep(0.05)
-        self._reader, self._writer = await asyncio.open_unix_connection(str(self._socket))
+        """Waits until the other process listens."""
+        while True:
+            try:
+                self._reader, self._writer = await asyncio.open_unix_connection(str(self._socket))
+                return
+            except (FileNotFoundError, ConnectionRefusedError):
+                await asyncio.sleep(0.05)
 
     async def exchange(self, request: ExchangeRequest) -> ExchangeReply:
         reply: ExchangeReply = await self._asked(request)
