@@ -202,8 +202,8 @@ class Worker:
     async def _load(self) -> EngineInfo:
         """What reads answers first: that it cannot read this target's is better known before an engine has loaded."""
         await asyncio.to_thread(self._import_engine)
-        # The first table that is made of Python's values imports pandas, wherever it is installed: half a second of a core
-        # in the middle of the first rows' end.
+        # The first table that is made of Python's values imports pandas, wherever it is installed: half a second of a
+        # core, just when the first rows end.
         await asyncio.to_thread(rows.to_table, ())
         self._stopwatch.lap("imports of the engine")
         self._parser = await asyncio.to_thread(self._make_parser)
