@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 
 _OCCUPIED = re.compile(rb"[^\x00]")
+_VACANT = re.compile(rb"[^\xff]")
 
 
 class OrdinalSet:
@@ -69,6 +70,14 @@ class OrdinalSet:
         for occupied in _OCCUPIED.finditer(self._bits):
             first, byte = occupied.start() << 3, occupied[0][0]
             yield from (first + bit for bit in range(8) if byte >> bit & 1)
+
+    def absent(self, start: int = 0) -> Iterator[int]:
+        """Those that are not members, from `start` on, ascending. Costs a pass of the bytes that are not full."""
+        for vacant in _VACANT.finditer(self._bits, start >> 3):
+            first, byte = vacant.start() << 3, vacant[0][0]
+            for ordinal in range(max(start, first), min(self.size, first + 8)):
+                if not byte >> (ordinal - first) & 1:
+                    yield ordinal
 
     def add(self, ordinal: int) -> bool:
         """True if it was not there before. Raises IndexError outside `range(size)`."""

@@ -236,10 +236,9 @@ def load_template(
 
 
 def _load_tokenizer(folder: Path, trust_remote_code: bool) -> Any:
+    tokenizer = auto_tokenizer(trust_remote_code)
     try:
-        return auto_tokenizer(trust_remote_code).from_pretrained(
-            str(folder), trust_remote_code=trust_remote_code, local_files_only=True
-        )
+        return tokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code, local_files_only=True)
     except Exception as error:
         raise SpecError(
             f"target.model: no tokenizer can be loaded from {folder}: {_detail(error)}."

@@ -1,8 +1,8 @@
-"""On a CPU, vLLM binds its workers to cores and leaves one or more to everything else. Nothing keeps everything else
-off the workers' cores: here the processes that feed them are bound to the rest.
+"""On a CPU, vLLM binds its workers' threads to cores and leaves one or more to everything else. Nothing keeps that off
+the workers' cores: here the processes that feed them are bound to the rest, where it is not too little.
 
-What it is worth: on two cores, one of them the worker's, a step of 32 sequences takes 1 % less. Linux only; elsewhere,
-and where workers have all cores, nothing happens.
+What it is worth: on two cores, one of them the worker's, a step of 32 sequences takes 1 % less. Linux only; elsewhere
+nothing happens.
 """
 
 from __future__ import annotations
@@ -11,39 +11,42 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 
+# With less of all cores left, as on large machines, everything else needs the workers' idle moments.
+_LEAST_SHARE = 0.25
 
-def leave_workers_cores() -> frozenset[int]:
+
+def leave_workers_cores() -> None:
     """Bind this process, and those below it that no core was chosen for, to what the bound ones below it leave.
 
-    For good, with all their threads and all that they start. Returns the cores that they have now.
+    For good, with all their threads and all that they start. What cannot be seen or bound is left as it is: this is
+    for speed alone.
     """
     import psutil  # vLLM needs it, too
 
-    if not hasattr(os, "sched_setaffinity"):
-        return frozenset()
-    own = frozenset(os.sched_getaffinity(0))
-    below = {child.pid: _cores_of(child.pid) for child in psutil.Process().children(recursive=True)}
-    left = cores_left(own, filter(None, below.values()))
-    if left != own:
-        for pid in (os.getpid(), *(pid for pid, cores in below.items() if cores == own)):
-            _bind(pid, left)
-    return left
-
-
-def _bind(pid: int, cores: frozenset[int]) -> None:
-    for thread in os.listdir(f"/proc/{pid}/task"):
-        with suppress(ProcessLookupError):  # it has ended meanwhile
-            os.sched_setaffinity(int(thread), cores)
+    with suppress(OSError, AttributeError, psutil.Error):
+        own = frozenset(os.sched_getaffinity(0))
+        below = {child.pid: _cores_of(child.pid) for child in psutil.Process().children(recursive=True)}
+        left = cores_left(own, (cores for cores in below.values() if cores))
+        if left != own:
+            for pid in (os.getpid(), *(pid for pid, cores in below.items() if cores == own)):
+                for thread in _threads(pid):
+                    os.sched_setaffinity(thread, left)
 
 
 def cores_left(own: frozenset[int], bound: Iterable[frozenset[int]]) -> frozenset[int]:
-    """Of the `own` cores, those that no process which is bound to fewer has; all of them where none is left."""
-    taken = frozenset[int]().union(*(cores for cores in bound if cores < own))
-    return own - taken or own
+    """Of the `own` cores, those that no process which is bound to fewer has; all of them where too few are left."""
+    left = own - frozenset[int]().union(*(cores for cores in bound if cores < own))
+    return left if len(left) >= _LEAST_SHARE * len(own) else own
 
 
 def _cores_of(pid: int) -> frozenset[int]:
-    """None of a process that has ended."""
-    with suppress(ProcessLookupError):
-        return frozenset(os.sched_getaffinity(pid))
-    return frozenset()
+    """Of all its threads: OpenMP binds each to one of its own. None of a process that has ended."""
+    cores = frozenset[int]()
+    with suppress(OSError):
+        for thread in _threads(pid):
+            cores |= os.sched_getaffinity(thread)
+    return cores
+
+
+def _threads(pid: int) -> list[int]:
+    return [int(thread) for thread in os.listdir(f"/proc/{pid}/task")]

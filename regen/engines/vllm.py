@@ -43,8 +43,11 @@ _CPU_WORKER = "regen.engines.vllm_cpu_worker.WorkerExtension"
 
 
 def import_vllm() -> None:
-    """What `VllmEngine.start` imports: seconds, and none the second time. Starts nothing."""
-    import vllm.v1.engine.async_llm  # noqa: F401
+    """What `VllmEngine.start` imports: seconds, and none the second time. Starts nothing. Raises EngineStartFailed."""
+    try:
+        import vllm.v1.engine.async_llm  # noqa: F401
+    except Exception as error:  # a library of the wrong CUDA, say: whatever it raises
+        raise EngineStartFailed(f"vLLM cannot be imported on this node: {type(error).__name__}: {error}") from error
 
 
 class VllmEngine:

@@ -47,12 +47,13 @@ class ClusterAhead(AbstractContextManager["ClusterAhead"]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._joining is not None and self._joining.exception() is None:
-            from regen.run import cluster
+        try:
+            if self._joining is not None and self._joining.exception() is None:
+                from regen.run import cluster
 
-            cluster.disconnect()
-        # After that: the kernel ends a local cluster's processes with the thread that has started them.
-        self._thread.shutdown()
+                cluster.disconnect()
+        finally:  # after that: the kernel ends a local cluster's processes with the thread that has started them
+            self._thread.shutdown()
 
     def _join(self, spec: RunSpec) -> Joined:
         from regen.run import cluster

@@ -44,6 +44,8 @@ DRAIN_SECONDS = 45.0
 DRAIN_SECONDS_VARIABLE = "REGEN_DRAIN_SECONDS"
 # A replica that has no node by then is spoken of.
 PLACEMENT_SECONDS = 30.0
+# Within so long a dead actor is known to be one.
+DEATH_TOLD_SECONDS = 0.5
 # From an actor that Ray cannot reach to its word on the node: by its settings 15 s, and more on a busy head.
 NODE_VERDICT_SECONDS = 30.0
 _LOOK_AT_NODES_SECONDS = 0.5
@@ -72,10 +74,18 @@ class RayCluster:
 
     async def start_worker(self, setup: WorkerSetup) -> RayWorker:
         assert self._coordinator is not None, "the coordinator comes first"
-        made = self._made_ahead.pop(setup.worker.slot, None) or _make_replica(setup.run.spec, setup.worker.slot)
+        made = await self._take_made(setup.worker.slot) or _make_replica(setup.run.spec, setup.worker.slot)
         return RayWorker(
             made.actor, setup, self._coordinator.actor, made.placement, self._log, made.group, self._tell_nicer
         )
+
+    async def _take_made(self, slot: int) -> MadeReplica | None:
+        """The process that was made ahead, if it is still there: the plan may have taken an hour."""
+        made = self._made_ahead.pop(slot, None)
+        if made is not None and await _has_died(made.actor):
+            _remove_group(made.group)
+            return None
+        return made
 
     def _tell_nicer(self, slot: int, steps: int) -> None:
         """Once: where it is so it is so for all."""
@@ -237,6 +247,21 @@ def join(spec: RunSpec, address: str | None, verbosity: int) -> Joined:
     for slot, replica in made.items():
         replica.actor.get_ready.remote(spec, slot)
     return Joined(logs, made)
+
+
+async def _has_died(actor: Any) -> bool:
+    """Ray says so at once. One that says nothing waits for room, or is busy with its imports."""
+
+    async def ask() -> bool:
+        try:
+            await actor.is_placed.remote()
+        except RayError:
+            return True
+        return False
+
+    asked = asyncio.ensure_future(ask())
+    await asyncio.wait((asked,), timeout=DEATH_TOLD_SECONDS)
+    return asked.done() and asked.result()
 
 
 def _make_replica(spec: RunSpec, slot: int) -> MadeReplica:
@@ -482,10 +507,14 @@ class CoordinatorActor:
 
 @ray.remote(max_restarts=0, max_task_retries=0)
 class ReplicaActor:
+    def __init__(self) -> None:
+        self._importing = asyncio.Lock()
+
     async def get_ready(self, spec: RunSpec, slot: int) -> None:
         """Import what the slot's engine is made of. What fails here fails again, and is said, when it starts."""
-        with suppress(Exception):
-            await asyncio.to_thread(import_engine, spec, slot)
+        async with self._importing:
+            with suppress(Exception):
+                await asyncio.to_thread(import_engine, spec, slot)
 
     async def is_placed(self) -> Placed:
         """As soon as Ray has found a node for this actor (and its group) and its process has come up."""
@@ -498,7 +527,8 @@ class ReplicaActor:
             reply: ExchangeReply = await coordinator.exchange.remote(request)
             return reply
 
-        await asyncio.to_thread(leash.tie, leash.mark_of(setup))
+        async with self._importing:  # two threads that import transformers at once find it half made
+            await asyncio.to_thread(leash.tie, leash.mark_of(setup))
         speculation, slot = setup.assignment.speculation, setup.worker.slot
         if speculation is not None and placement_of(setup.run.spec.engine, slot).bundles:
             await self._share_draft(setup, _nodes_of(get_current_placement_group()))

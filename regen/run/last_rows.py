@@ -99,7 +99,7 @@ class LastRows:
             self._look(now)
             late, self._slow = self._slow, []
             for ordinal, holder, tokens in late:
-                if 2 * tokens >= queued_tokens:
+                if holder != slot and 2 * tokens >= queued_tokens:
                     yield ordinal, holder
                 else:
                     self._slow.append((ordinal, holder, tokens))
@@ -109,7 +109,9 @@ class LastRows:
     @staticmethod
     def _measure(heard: _Heard, now: float) -> None:
         listed = dict(zip(heard.running, heard.tokens, strict=True))
-        made = [listed[row] - before for row, before in heard.marked.items() if before and row in listed]
+        made = [
+            listed[row] - before for row, before in heard.marked.items() if before and listed.get(row, -1) >= before
+        ]
         seconds, tokens = now - heard.marked_at, sum(made) / max(1, len(made))
         is_enough = heard.portion and tokens >= PORTIONS * heard.portion
         if made and not is_enough and seconds < LONGEST_MARK_SECONDS:

@@ -24,6 +24,9 @@ from regen.records import SourceTotals
 _LONGEST_ROWS = 1.5
 # More rows are never put in another order: they are looked at one by one.
 MOST_ROWS = 200_000
+# So many steps of turns to a factor of e. The plan's rows are read in the order in which they begin, hundreds at once:
+# with a step for each number of turns every part of the plan would be read again for each of them.
+_TURN_STEPS = 2
 # A source's spread is taken for that of all rows until it has about so many of its own.
 _ROWS_FOR_A_SPREAD = 20
 
@@ -56,7 +59,7 @@ def longest_first(
     ranked, expected = list[tuple[float, int]](), 0.0
     for ordinal, source, asked in rows:
         share = max(1, asked) / turns.get(source, 1.0)
-        ranked.append((-reaches.get(source, furthest) - math.log(share), ordinal))
+        ranked.append((-reaches.get(source, furthest) - round(_TURN_STEPS * math.log(share)) / _TURN_STEPS, ordinal))
         expected += means.get(source, most) * share
     return [ordinal for _, ordinal in sorted(ranked)], expected / max(1, len(ranked))
 

@@ -1,13 +1,13 @@
 """Near the end of a run, the order in which its last rows begin: asks the plan, tells the schedule (longest_first.py).
 
-Everything happens on the coordinator's event loop but reading the plan, which has a thread of its own and happens
-once, some 20 microseconds a row. With the store away it is tried again later. Memory: source and turns of the last
-rows, at most MOST_ROWS of them.
+Reading the plan, which happens once and takes some 20 microseconds a row, and ordering have a thread of their own. With
+the store away it is tried again later. Memory: source and turns of the last rows, at most MOST_ROWS of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Mapping
 
 from regen.errors import StoreUnavailable
@@ -28,26 +28,31 @@ class OrderDuty:
         self._schedule = schedule
         self._looked_at = float("-inf")
         self._known: dict[int, tuple[str, int]] | None = None  # source and turns
-        self._work: asyncio.Task[dict[int, tuple[str, int]]] | None = None
+        self._work: asyncio.Task[tuple[list[int], float]] | None = None
+        self._is_off = False
 
     def tick(self, now: float, slots: int, by_source: Mapping[str, SourceTotals]) -> None:
         """Often. `slots` of all engines that work; `by_source`: what was made so far."""
-        self._take_known()
+        self._take_order()
         rows = self._schedule.not_begun
-        if now - self._looked_at < LOOK_SECONDS or self._work is not None or not is_due(rows, slots, by_source):
+        is_early = now - self._looked_at < LOOK_SECONDS
+        if self._is_off or is_early or self._work is not None or not is_due(rows, slots, by_source):
             return
         self._looked_at = now
-        rest = self._schedule.rest()
-        if self._known is None:
-            self._work = asyncio.ensure_future(asyncio.to_thread(self._read, rest))
-        else:
-            known = self._known
-            self._schedule.line_up(*longest_first(((row, *known[row]) for row in rest), by_source, slots))
+        ordering = asyncio.to_thread(self._ordered, self._schedule.rest(), dict(by_source), slots)
+        self._work = asyncio.ensure_future(ordering)
 
     async def cancel(self) -> None:
         if self._work is not None:
             self._work.cancel()
             await asyncio.gather(self._work, return_exceptions=True)
+
+    def _ordered(self, rest: list[int], by_source: Mapping[str, SourceTotals], slots: int) -> tuple[list[int], float]:
+        """What is left to begin only becomes less, so what was read once is enough."""
+        if self._known is None:
+            self._known = self._read(rest)
+        known = self._known
+        return longest_first(((row, *known[row]) for row in rest), by_source, slots)
 
     def _read(self, rest: list[int]) -> dict[int, tuple[str, int]]:
         """A few rows at a time: only two small things are kept of each."""
@@ -57,13 +62,15 @@ class OrderDuty:
             for row in self._plan.rows(rest[begin : begin + _ROWS_AT_ONCE])
         }
 
-    def _take_known(self) -> None:
-        """What is left to begin only becomes less, so what was read once is enough."""
+    def _take_order(self) -> None:
+        """Rows that have begun meanwhile are no matter: the schedule passes over them."""
         if self._work is None or not self._work.done():
             return
         work, self._work = self._work, None
         try:
-            self._known = work.result()
+            self._schedule.line_up(*work.result())
         except StoreUnavailable:
             return
-        self._looked_at = float("-inf")
+        except Exception as error:  # a defect here must not end a run that does without
+            self._is_off = True
+            print(f"regen: the last rows begin in the plan's order: {type(error).__name__}: {error}", file=sys.stderr)

@@ -204,11 +204,10 @@ class Schedule:
         return 0 if self._only_left is not None else self._taken.size - len(self._taken)
 
     def rest(self) -> list[int]:
-        """Those rows, in the plan's order. Costs a pass over what follows the first of them."""
+        """Those rows, in the plan's order. Costs a pass over the bitmap's bytes, and them."""
         if self._only_left is not None:
             return []
-        first = self._taken.first_absent(self._cursor)
-        return [ordinal for ordinal in range(first, self._taken.size) if ordinal not in self._taken]
+        return list(self._taken.absent(self._cursor))
 
     @property
     def has_failures(self) -> bool:
@@ -298,7 +297,7 @@ class Schedule:
         if view.is_gone:
             return Farewell(view.toll)
         view.is_gone = True
-        rows = [ordinal for ordinal in view.running if self._is_wanted(ordinal)]
+        rows = self._in_work_only_at(worker.slot, view)
         ruling = Ruling()
         if death is not None and rows:
             ruling = self._suspects.died(worker.slot, rows, death, self._unblamed)
@@ -369,7 +368,7 @@ class Schedule:
         for slot in silent:
             view = self._views[slot]
             self._last_rows.gone(slot)
-            self._suspects.fell_silent(slot, [ordinal for ordinal in view.running if self._is_wanted(ordinal)])
+            self._suspects.fell_silent(slot, self._in_work_only_at(slot, view))
             self._let_go(slot, set(view.held))
         return silent
 
@@ -465,7 +464,7 @@ class Schedule:
         self._taken.add(attempt.ordinal)  # a restarted coordinator may hear of this row here first
         failures = self._failures.get(attempt.ordinal, 0) + 1
         self._failures[attempt.ordinal] = failures
-        if failures < self._attempts_allowed:
+        if failures < self._attempts_allowed or attempt.ordinal in self._holders:  # it is being made elsewhere, too
             self._suspects.failed(slot, attempt.ordinal)
             self._requeue((attempt.ordinal,))
             return None
@@ -495,7 +494,8 @@ class Schedule:
         slot, running = report.worker.slot, set(report.running)
         elsewhere = running & self._received
         if self._moved:
-            elsewhere |= {row for row in running if self._is_moved(row, slot)}
+            begun = {row for row, tokens in zip(report.running, report.tokens, strict=False) if tokens}
+            elsewhere |= {row for row in running - begun if self._is_moved(row, slot)}
         unknown = {*report.running, *report.awaiting, *report.finished} - self._received - self._views[slot].held
         return tuple({*(ordinal for ordinal in unknown if ordinal in self._committed), *elsewhere})
 
@@ -579,6 +579,10 @@ class Schedule:
         if idle > 0 and not self._queue and not self.not_begun:
             waiting = self._last_rows.waiting(report.worker.slot, now)
             yield from islice(((row, holder) for row, holder in waiting if self._is_only_with(row, holder)), idle)
+
+    def _in_work_only_at(self, slot: int, view: _View) -> list[int]:
+        """What an engine may have died of, and nobody else has: a row that is made twice is proved by the other."""
+        return [row for row in view.running if self._is_wanted(row) and self._holders.get(row, set()) <= {slot}]
 
     def _is_only_with(self, ordinal: int, holder: int) -> bool:
         return self._is_wanted(ordinal) and self._holders.get(ordinal) == {holder} and ordinal not in self._suspects

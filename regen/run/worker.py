@@ -326,6 +326,8 @@ class Worker:
     def _enter(self, state: ReplicaState) -> None:
         if state is not self._state:
             self._wake.set()  # the next exchange says so, and asks for rows, at once
+        if state is ReplicaState.DRAINING:
+            self._waiting.clear()  # not listed any more, they go back to the queue
         self._state = state
 
     def _is_ready(self) -> bool:
@@ -431,7 +433,9 @@ class Worker:
         self._tasks[ordinal] = asyncio.ensure_future(self._make(lease))
 
     def _look_at_load(self) -> None:
-        if self._info is None or self._state is not ReplicaState.RUNNING:
+        """Of an engine of our own: a server's cache is short of room for others' requests, too."""
+        is_own = self._setup.run.spec.engine.endpoint_of(self._setup.worker.slot) is None
+        if self._info is None or self._state is not ReplicaState.RUNNING or not is_own:
             return
         if self._in_flight is None:
             self._in_flight = InFlight(self._info.slots)

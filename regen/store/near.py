@@ -53,10 +53,9 @@ class NearStorage:
             if key not in self._places:
                 self._places[key] = self._copied(key)
             begin, size = self._places[key]
-            copies = self._copies()
 
         def fetch(start: int, stop: int) -> bytes:
-            return os.pread(copies, stop - start, begin + start)  # readers share no position
+            return os.pread(self._copies(), stop - start, begin + start)  # readers share no position
 
         return io.BufferedReader(ObjectReader(size, b"", fetch))
 

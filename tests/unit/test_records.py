@@ -34,6 +34,8 @@ def test_an_ordinal_set_is_a_set(given_set: tuple[int, set[int]]) -> None:
     assert len(made) == len(members)
     assert made.first_absent(0) == next((i for i in range(size) if i not in members), size)
     assert list(OrdinalSet.from_text(size, made.to_text())) == sorted(members)
+    for start in {0, 1, 7, 8, 9, size // 2, size}:
+        assert list(made.absent(start)) == [i for i in range(start, size) if i not in members]
 
 
 def test_an_ordinal_outside_the_plan_is_refused() -> None:

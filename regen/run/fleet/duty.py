@@ -145,5 +145,5 @@ class FleetDuty:
 
 def _free(up: Mapping[int, ReplicaStats], schedule: Schedule) -> int:
     """Rows that they would take."""
-    running = ((slot, stats.slots) for slot, stats in up.items() if stats.state is ReplicaState.RUNNING)
+    running = ((slot, stats.usable_slots) for slot, stats in up.items() if stats.state is ReplicaState.RUNNING)
     return sum(max(0, rows_held_at_most(slots) - schedule.held_by(slot)) for slot, slots in running)

@@ -9,6 +9,7 @@ rows that are added now need their room later. Time is counted in tokens made: i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import mean
 
 # Tokens that are computed again, for each output token: an upper estimate, since who is set back has fewer tokens than
 # the mean row. In simulation throughput is flat from 0.4 to 0.8 where computing again is cheap, and best about here
@@ -38,6 +39,7 @@ class InFlight:
         self._slots = slots
         self._rows: float | None = None
         self._since: EngineLoad | None = None
+        self._running: list[int] = []  # at each look since then: one may come just when a wave has ended
 
     @property
     def limit(self) -> int | None:
@@ -47,8 +49,9 @@ class InFlight:
         """`given` rows are with the engine, and hold so many tokens, prompts included; `has_more` would be given it."""
         since = self._since
         if since is None or load.output_tokens < since.output_tokens:
-            self._since = load
+            self._since, self._running = load, []
             return
+        self._running.append(load.running)
         made = load.output_tokens - since.output_tokens
         if not given or made < max(1.0, _WINDOW * tokens_held):
             return
@@ -56,14 +59,15 @@ class InFlight:
         waste = (load.preemptions - since.preemptions) * tokens_held / given / made
         excess = (waste - TOLERATED_WASTE) / TOLERATED_WASTE
         if excess > 0:
-            self._fall(load, given, min(1.0, excess))
+            self._fall(given, min(1.0, excess))
         elif has_more and self._rows is not None:
             self._rise(load, self._rows, -excess)
+        self._running = []
 
-    def _fall(self, load: EngineLoad, given: int, share: float) -> None:
+    def _fall(self, given: int, share: float) -> None:
         """Not while rows that were given before the last fall are still there: it has yet to show."""
         if self.limit is None or given <= self.limit:
-            had_room = load.running if self._rows is None else self._rows
+            had_room = mean(self._running) if self._rows is None else self._rows
             self._rows = max(1.0, had_room * (1 - _FALL * share))
 
     def _rise(self, load: EngineLoad, rows: float, share: float) -> None:

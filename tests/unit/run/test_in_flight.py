@@ -45,6 +45,13 @@ def test_much_waste_limits_to_less_than_what_had_room() -> None:
     assert Engine().pressed(given=80, running=40) == 36
 
 
+def test_a_look_that_comes_when_a_wave_has_ended_does_not_limit_to_what_is_left() -> None:
+    engine = Engine()
+    for _ in range(9):
+        engine.look(0, given=80, running=44, windows=0.1)
+    assert engine.pressed(given=80, running=4) == 36
+
+
 def test_waste_is_counted_in_tokens_and_not_in_rows() -> None:
     few, many = Engine(), Engine()
     for engine, held_per_row in ((few, 10), (many, 1000)):

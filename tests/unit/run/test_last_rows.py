@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from regen.ordinals import OrdinalSet
-from regen.records import SourceTotals, WorkerId
+from regen.records import Death, FailedAttempt, SourceTotals, WorkerId
 from regen.run.last_rows import MARK_SECONDS, LastRows
 from regen.run.longest_first import is_due, longest_first, mean_tokens, reach
-from regen.run.schedule import Orders, Report, Schedule
+from regen.run.schedule import SILENT_SECONDS, Orders, Report, Schedule
 
 ONE, OTHER, THIRD = WorkerId(0, 0), WorkerId(1, 0), WorkerId(2, 0)
 
@@ -75,6 +75,49 @@ def test_rows_of_a_slow_replica_are_made_twice_at_the_end_and_the_first_result_w
     done = made.report(Report(OTHER, 27, (1,), (), (0,), (), 0, (300,), 2), now=60.0)
     assert done.accepted == {0}
     assert made.report(report(ONE, 27, {0: 60, 1: 60}), now=61.0).settled == (0,)
+
+
+def test_rows_that_are_made_twice_are_not_suspects_when_one_of_their_replicas_dies() -> None:
+    made = slow_and_fast()
+    assert sorted(leased(made.report(Report(OTHER, 26, (), (), (2, 3), (), 2, (), 2), now=30.0))) == [0, 1]
+    assert made.worker_gone(ONE, Death(is_stall=False, told="gone")).exhausted == ()
+    assert made.suspects == 0, "the other replica has them, and lives"
+    assert made.report(report(OTHER, 27, {0: 300, 1: 300}), now=60.0).settled == ()
+
+
+def test_rows_that_are_made_twice_are_not_suspects_when_one_of_their_replicas_falls_silent() -> None:
+    made = slow_and_fast()
+    made.report(Report(OTHER, 26, (), (), (2, 3), (), 2, (), 2), now=30.0)
+    made.report(report(OTHER, 27, {0: 300, 1: 300}), now=50.0)
+    made.report(report(THIRD, 26, {4: 300, 5: 300}), now=50.0)
+    assert made.tick(now=24.0 + SILENT_SECONDS + 1) == (0,)
+    assert made.suspects == 0
+
+
+def test_an_attempt_that_fails_while_another_replica_makes_the_row_is_not_its_last() -> None:
+    made = slow_and_fast()  # one attempt is allowed
+    made.report(Report(OTHER, 26, (), (), (2, 3), (), 2, (), 2), now=30.0)
+    gave_up = Report(ONE, 26, (1,), (), (), (FailedAttempt(0, "stalled", "no token"),), 0, (40,), 2)
+    assert made.report(gave_up, now=31.0).exhausted == ()
+    assert made.report(Report(OTHER, 27, (1,), (), (0,), (), 0, (300,), 2), now=60.0).accepted == {0}
+
+
+def test_a_moved_row_that_has_begun_where_it_waited_is_left_there() -> None:
+    made = Schedule(OrdinalSet(3), attempts_allowed=1)
+    made.report(report(ONE, 1, {}, free_slots=3), now=0)
+    made.report(report(ONE, 2, {0: 5, 1: 5, 2: 0}), now=1)
+    assert leased(made.report(report(OTHER, 1, {}, free_slots=3), now=1)) == [2]
+    assert made.report(report(ONE, 3, {0: 9, 1: 9, 2: 7}), now=2).settled == ()
+
+
+def test_a_row_that_is_made_anew_on_its_slot_makes_it_no_slower() -> None:
+    last = LastRows()
+    for now in map(float, range(int(2 * MARK_SECONDS) + 1)):
+        made = int(1 + 10 * now)
+        last.listed(0, (0, 10), (made, 5000 if now < MARK_SECONDS + 1 else made), 4, now)
+        for slot in (1, 2):
+            last.listed(slot, (slot, 10 + slot), (made, made), 4, now)
+    assert not last.is_slow(0)
 
 
 def test_no_row_is_with_more_than_two() -> None:

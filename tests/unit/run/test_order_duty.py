@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
+
 from regen.errors import StoreUnavailable
 from regen.ordinals import OrdinalSet
 from regen.records import Message, PlannedRow, Role, SourceTotals, WorkerId
@@ -92,3 +94,23 @@ def test_nothing_is_read_while_the_end_is_far() -> None:
     plan, schedule = Plan(), Schedule(OrdinalSet(ROWS), attempts_allowed=1)
     asyncio.run(ticked(OrderDuty(plan, schedule), 0.0, slots=0))
     assert not plan.asked
+
+
+def test_a_defect_of_it_is_said_and_leaves_the_plans_order(capsys: pytest.CaptureFixture[str]) -> None:
+    class Broken(Plan):
+        def rows(self, ordinals: Sequence[int]) -> list[PlannedRow]:
+            self.asked += ordinals
+            raise ZeroDivisionError("no")
+
+    plan, schedule = Broken(), Schedule(OrdinalSet(ROWS), attempts_allowed=1)
+
+    async def run() -> None:
+        duty = OrderDuty(plan, schedule)
+        for now in range(3):
+            await ticked(duty, now * 2 * LOOK_SECONDS)
+        await duty.cancel()
+
+    asyncio.run(run())
+    assert leased(schedule) == list(range(ROWS))
+    assert len(plan.asked) == ROWS, "it is not tried again"
+    assert "ZeroDivisionError: no" in capsys.readouterr().err
