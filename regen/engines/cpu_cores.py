@@ -21,11 +21,9 @@ def leave_workers_cores() -> None:
     For good, with all their threads and all that they start. What cannot be seen or bound is left as it is: this is
     for speed alone.
     """
-    import psutil  # vLLM needs it, too
-
-    with suppress(OSError, AttributeError, psutil.Error):
+    with suppress(OSError, AttributeError):
         own = frozenset(os.sched_getaffinity(0))
-        below = {child.pid: _cores_of(child.pid) for child in psutil.Process().children(recursive=True)}
+        below = {pid: _cores_of(pid) for pid in _below(os.getpid())}
         left = cores_left(own, (cores for cores in below.values() if cores))
         if left != own:
             for pid in (os.getpid(), *(pid for pid, cores in below.items() if cores == own)):
@@ -46,6 +44,22 @@ def _cores_of(pid: int) -> frozenset[int]:
         for thread in _threads(pid):
             cores |= os.sched_getaffinity(thread)
     return cores
+
+
+def _below(pid: int) -> set[int]:
+    """What this process has started, and what that has."""
+    parents = {int(name): _parent_of(name) for name in os.listdir("/proc") if name.isdecimal()}
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {pid}
+
+
+def _parent_of(pid: str) -> int:
+    """0 of a process that has ended."""
+    with suppress(OSError), open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+    return 0
 
 
 def _threads(pid: int) -> list[int]:

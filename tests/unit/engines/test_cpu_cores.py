@@ -53,6 +53,5 @@ def test_where_they_leave_next_to_nothing_nothing_changes() -> None:
     not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs Linux and two cores"
 )
 def test_processes_that_feed_a_worker_keep_off_its_core() -> None:
-    pytest.importorskip("psutil")
     done = subprocess.run([sys.executable, "-c", PARENT], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["True"] * 3
