@@ -37,8 +37,7 @@ VARIABLES = ("job", "instance", "source", "replica")
 HOSTILE = "chat v1.2 (a|b) $x [\\d]+"
 SOURCES = {HOSTILE, "code"}
 QUERIES = [(panel.title, query) for row in ROWS for panel in row.panels for query in panel.queries]
-# What this run cannot know: it lies in a local folder.
-# The fake engine's cache has room for all rows here.
+# What this run cannot know: it lies in a local folder, and its engines' caches have room for all rows.
 NOT_KNOWN_HERE = {"regen_store_credentials_seconds", "regen_replica_row_limit"}
 
 
