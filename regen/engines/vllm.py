@@ -18,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from regen.engines.cpu_cores import leave_workers_cores
 from regen.errors import EngineDied, EngineStartFailed, RowFailed, RowRefused
 from regen.records import (
     Acceptance,
@@ -62,15 +61,12 @@ class VllmEngine:
         speculation: SpeculationSpec | None,
         draft_folder: Callable[[], Path] | None = None,
         keeps_steps: bool = False,
-        has_process: bool = False,
     ) -> None:
         """`model` is what vLLM loads: a local folder, or a hub name with the commit that the run has recorded.
 
         `draft_folder` is called while the engine starts, in a thread: it makes the draft's folder that vLLM is given in
-        place of `speculation.draft`. `keeps_steps`: completions hold their verification steps. `has_process`: this
-        process is for this engine alone, and may be bound to cores (cpu_cores.py).
+        place of `speculation.draft`. `keeps_steps`: completions hold their verification steps.
         """
-        self._has_process = has_process
         self._keeps_steps = keeps_steps
         self._model = model
         self._revision = revision
@@ -167,12 +163,9 @@ class VllmEngine:
         )
         # vLLM sizes its batches by how it is used: as an offline `LLM` (16k tokens a step on large GPUs), or as a
         # server that minds latency (half of that or less). A batch run is the former.
-        llm = AsyncLLM.from_engine_args(
+        return AsyncLLM.from_engine_args(
             arguments, usage_context=UsageContext.LLM_CLASS, stat_loggers=[self._totals.logger_factory()]
         )
-        if current_platform.is_cpu() and self._has_process:
-            leave_workers_cores()
-        return llm
 
     def _info(self) -> EngineInfo:
         import vllm

@@ -532,7 +532,7 @@ class ReplicaActor:
         speculation, slot = setup.assignment.speculation, setup.worker.slot
         if speculation is not None and placement_of(setup.run.spec.engine, slot).bundles:
             await self._share_draft(setup, _nodes_of(get_current_placement_group()))
-        return await build_worker(setup, exchange, has_process=True).run()
+        return await build_worker(setup, exchange).run()
 
     async def _share_draft(self, setup: WorkerSetup, nodes: frozenset[str]) -> None:
         """vLLM hands one path to its workers, and each opens it on its own node. Raises EngineStartFailed."""

@@ -24,12 +24,11 @@ from regen.run.worker import Exchange, Served, Worker
 from regen.spec import EndpointSpec, FakeEngineSpec, RunSpec, SpeculationSpec, VllmEngineSpec
 
 
-def build_engine(setup: WorkerSetup, template: TokenizerTemplate | None = None, has_process: bool = False) -> Engine:
+def build_engine(setup: WorkerSetup, template: TokenizerTemplate | None = None) -> Engine:
     """The slot's server, or the engine of `engine.kind`; not started. A new kind is one more branch here and one file
     in engines/.
 
-    A server's tokenizer is compared with the target's: that of `template`, else one that is loaded then. `has_process`:
-    this process is for this engine alone.
+    A server's tokenizer is compared with the target's: that of `template`, else one that is loaded then.
     """
     spec, speculation = setup.run.spec, setup.assignment.speculation
     if (endpoint := spec.engine.endpoint_of(setup.worker.slot)) is not None:
@@ -48,7 +47,6 @@ def build_engine(setup: WorkerSetup, template: TokenizerTemplate | None = None, 
         speculation=speculation,
         draft_folder=_draft_folder(speculation, setup),
         keeps_steps=keeps_steps,
-        has_process=has_process,
     )
 
 
@@ -108,12 +106,12 @@ def prepare_draft(setup: WorkerSetup) -> str | None:
     return None if make is None else str(make())
 
 
-def build_worker(setup: WorkerSetup, exchange: Exchange, has_process: bool = False) -> Worker:
-    """A worker ready to `run`. Loads the tokenizer (a second or so). `has_process`: this process is for it alone."""
+def build_worker(setup: WorkerSetup, exchange: Exchange) -> Worker:
+    """A worker ready to `run`. Loads the tokenizer (a second or so)."""
     stopwatch = Stopwatch(f"replica {setup.worker.slot}")
     template = _template(setup)
     stopwatch.lap("tokenizer")
-    engine = build_engine(setup, template, has_process)
+    engine = build_engine(setup, template)
     make_parser = partial(build_parser, setup.answers, template)
     approve_warmup = partial(_approve_warmup, engine, setup)
     return Worker(
