@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from regen.records import CoordinatorStatus, ExchangeReply, ExchangeRequest, Phase, SlotState
+from regen.records import CoordinatorStatus, ExchangeReply, ExchangeRequest, Phase, ReplicaState, SlotState
 from regen.run.driver import Driver
 from regen.run.fleet.in_flight import InFlight
 from regen.run.local import LocalCluster, LocalCoordinator
@@ -54,6 +55,12 @@ class Watched(LocalCoordinator):
 
 
 class WatchedCluster(LocalCluster):
+    watched: Watched | None = None
+
+    @property
+    def said(self) -> list[ExchangeRequest]:
+        return [] if self.watched is None else self.watched.said
+
     async def start_coordinator(self, setup: RunSetup) -> LocalCoordinator:
         self.coordinator = self.watched = Watched(setup)
         return self.coordinator
@@ -63,7 +70,7 @@ def driven(begun: Begun) -> tuple[CoordinatorStatus, list[ExchangeRequest]]:
     cluster = WatchedCluster()
     status = virtual_time.run(Driver(cluster, begun.worker_setup, lambda status: None, lambda text: None).run())
     seal_run(begun.storage, begun.worker_setup.run)
-    return status, cluster.watched.said
+    return status, cluster.said
 
 
 def preemptions(status: CoordinatorStatus) -> int:
@@ -84,10 +91,7 @@ def test_rows_that_are_computed_again_are_few_and_more_useful_tokens_come_out(tm
     assert limited.session_seconds < 0.97 * unlimited.session_seconds
     limits = [request.stats.row_limit for request in said if request.stats.row_limit is not None]
     assert 8 <= min(limits) <= max(limits) < 32
-    waiting = [
-        request for request in said if request.stats.row_limit and request.stats.row_limit < len(request.running)
-    ]
-    assert waiting, "rows that the engine has no room for are listed, and wait in the worker"
+    assert any(map(_waits, said)), "rows that the engine has no room for are listed, and wait in the worker"
 
 
 def test_slots_that_the_cache_has_no_room_for_are_not_starved(tmp_path: Path) -> None:
@@ -105,6 +109,34 @@ def test_with_room_for_all_nothing_changes(tmp_path: Path) -> None:
     assert preemptions(limited) == 0
     assert {request.stats.row_limit for request in said} == {None}
     assert limited.session_seconds == pytest.approx(unlimited.session_seconds, rel=0.03)
+
+
+def test_a_drain_begins_no_row_that_has_waited_for_room(tmp_path: Path) -> None:
+    cluster = WatchedCluster()
+    driver = Driver(cluster, short_of_room(tmp_path).worker_setup, lambda status: None, lambda text: None)
+
+    async def drained() -> None:
+        running = asyncio.ensure_future(driver.run())
+        while not any(_waits(request) for request in cluster.said):
+            await asyncio.sleep(1.0)
+        driver.drain(3600.0)
+        await running
+
+    virtual_time.run(drained())
+    draining = [request for request in cluster.said if request.stats.state is ReplicaState.DRAINING]
+    assert draining
+    assert not any(map(_waits, draining[1:])), "they went back to the queue"
+
+
+def _waits(request: ExchangeRequest) -> bool:
+    """Some of its rows are not with the engine, beyond a row or two that are on their way in or out."""
+    counters = request.stats.counters
+    return request.stats.row_limit is not None and counters.running + counters.waiting + 2 < len(request.running)
+
+
+def test_as_many_rows_are_kept_ready_as_end_at_once(tmp_path: Path) -> None:
+    _, said = driven(short_of_room(tmp_path, blocks=40_000, rows=200, answer_tokens=40, answer_spread=0.0))
+    assert max(len(request.running) for request in said) == 64
 
 
 def test_an_engine_that_dies_short_of_room_loses_nothing(tmp_path: Path) -> None:

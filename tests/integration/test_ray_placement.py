@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from ray.util import placement_group_table
 
 from regen.data.profiles import AnswerFormat
 from regen.errors import EngineDied, EngineStartFailed, NodeLost
-from regen.records import WorkerId
+from regen.records import Left, WorkerId
 from regen.run import cluster as ray_cluster
 from regen.run.cluster import RayCluster, RayCoordinator, RayWorker
 from regen.run.session import standing
@@ -178,6 +179,34 @@ async def end_all(*workers: tuple[RayWorker, asyncio.Task[Any]]) -> None:
         assert isinstance(running.exception(), EngineDied)
 
 
+def test_an_engine_is_built_when_its_imports_are_through(monkeypatch: pytest.MonkeyPatch, spec: RunSpec) -> None:
+    """Two threads that import transformers at once find it half made."""
+    events: list[str] = []
+
+    class Built:
+        async def run(self) -> Left:
+            return Left.STOPPED
+
+    def imported(spec: RunSpec, slot: int) -> None:
+        time.sleep(0.2)
+        events.append("imported")
+
+    def built(setup: WorkerSetup, exchange: object) -> Built:
+        events.append("built")
+        return Built()
+
+    monkeypatch.setattr(ray_cluster, "import_engine", imported)
+    monkeypatch.setattr(ray_cluster, "build_worker", built)
+    monkeypatch.setattr("regen.run.fleet.leash.tie", lambda mark: None)
+    replica = ray_cluster.ReplicaActor.__ray_metadata__.modified_class()  # type: ignore[attr-defined]
+
+    async def act() -> None:
+        await asyncio.gather(replica.get_ready(spec, 0), replica.run(setup_of(spec, 0, {}), None))
+
+    asyncio.run(act())
+    assert events == ["imported", "built"]
+
+
 # --- on one node -----------------------------------------------------------------------------------
 
 
@@ -205,6 +234,22 @@ def test_two_engines_of_eight_gpus_share_a_node_and_see_only_their_own(
     placed.during(act)
     (said,) = placed.said
     assert "7 steps nicer" in said, "once for both, and nothing else"
+
+
+def test_a_process_made_ahead_that_has_died_since_is_made_anew(first: str, placed: Placed, spec: RunSpec) -> None:
+    async def act(placed: Placed) -> None:
+        setup = setup_of(spec, 1, {})
+        dead, living = (ray_cluster._make_replica(setup.run.spec, slot) for slot in (0, 1))
+        ray.kill(dead.actor)
+        placed.cluster._made_ahead = {0: dead, 1: living}
+        anew = await placed.start(setup)
+        kept = await placed.start(setup_of(spec, 1, {}, slot=1))
+        assert (anew[0].actor == dead.actor, kept[0].actor == living.actor) == (False, True)
+        assert [(await given(worker)).node for worker, _ in (anew, kept)] == [first, first]
+        await end_all(anew, kept)
+        await placed.all_free(16, 4)
+
+    placed.during(act)
 
 
 def test_a_group_that_never_gets_ready_leaves_nothing_behind(first: str, impatient: Placed, spec: RunSpec) -> None:

@@ -7,6 +7,7 @@ import json
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -123,6 +124,15 @@ def test_a_servers_speculation_is_warmed_up_and_watched_as_an_engines_own(tmp_pa
         assert finish(begun).phase is Phase.FINISHED
     seen = [row["observed"]["generations"][0] for row in shard_table(folder).to_pylist()]
     assert sum(one["drafts"] for one in seen) > 0
+
+
+def test_a_servers_rows_are_not_limited_by_what_its_cache_does(tmp_path: Path) -> None:
+    """It sets back others' requests, too."""
+    server = VllmServer(answers=Answers(FakeEngineSpec.model_validate(FAKE)), gives_counts=True)
+    with standing(server) as stand, mock.patch("regen.run.worker.InFlight") as limit:
+        begun, _ = over_servers(tmp_path, {"url": stand.url, "model": "target"})
+        assert finish(begun).phase is Phase.FINISHED
+    assert not limit.called
 
 
 def test_a_server_that_does_not_fit_ends_the_run_with_what_to_change(tmp_path: Path) -> None:

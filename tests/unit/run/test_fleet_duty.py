@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from regen.ordinals import OrdinalSet
@@ -66,6 +67,15 @@ def test_rows_that_engines_have_room_for_open_nothing() -> None:
     fleet.look(rows, QUIET, 0.0)
     assert rows.queued == 1
     assert fleet.open_slots == {0, 1}, "each takes a row more than it has sequences"
+
+
+def test_slots_that_a_cache_has_no_room_for_take_no_rows() -> None:
+    fleet, rows = duty("auto"), schedule(rows=9)
+    for slot in (0, 1):
+        fleet.hear(WorkerId(slot, 0), replace(up(), row_limit=2), 0.0)
+        rows.report(listed(slot, free=3), 0.0)
+    fleet.look(rows, QUIET, 0.0)
+    assert fleet.open_slots == {0, 1, 2}
 
 
 def test_who_had_no_rows_for_long_is_told_to_leave_and_its_slot_closes_when_it_has() -> None:

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from regen.ordinals import OrdinalSet
 from regen.records import Death, FailedAttempt, SourceTotals, WorkerId
-from regen.run.last_rows import MARK_SECONDS, LastRows
+from regen.run.last_rows import LONGEST_MARK_SECONDS, MARK_SECONDS, LastRows
 from regen.run.longest_first import is_due, longest_first, mean_tokens, reach
 from regen.run.schedule import SILENT_SECONDS, Orders, Report, Schedule
 
@@ -112,12 +112,27 @@ def test_a_moved_row_that_has_begun_where_it_waited_is_left_there() -> None:
 
 def test_a_row_that_is_made_anew_on_its_slot_makes_it_no_slower() -> None:
     last = LastRows()
-    for now in map(float, range(int(2 * MARK_SECONDS) + 1)):
+    for now in map(float, range(int(2 * MARK_SECONDS + LONGEST_MARK_SECONDS))):
         made = int(1 + 10 * now)
         last.listed(0, (0, 10), (made, 5000 if now < MARK_SECONDS + 1 else made), 4, now)
         for slot in (1, 2):
             last.listed(slot, (slot, 10 + slot), (made, made), 4, now)
     assert not last.is_slow(0)
+
+
+def test_a_replica_that_is_slow_no_more_is_not_given_the_rows_that_it_has() -> None:
+    last, slow = LastRows(), 1
+    for now in map(float, range(int(2 * MARK_SECONDS))):
+        slow = int(1 + now)
+        for slot in range(3):
+            last.listed(slot, (slot,), (slow if slot == 0 else 10 * slow,), 4, now)
+    looked_at = 2 * MARK_SECONDS - 0.5
+    assert last.is_slow(0)
+    assert list(last.late(1, float("inf"), looked_at)) == [], "its row would end sooner"
+    for tenth in range(1, 6):
+        last.listed(0, (0,), (slow + 100 * tenth,), 4, looked_at + tenth / 10)
+    assert not last.is_slow(0)
+    assert list(last.late(0, 0.0, looked_at + 0.5)) == []
 
 
 def test_no_row_is_with_more_than_two() -> None:
