@@ -19,41 +19,27 @@ import platform
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from benchmarks.memory import SAMPLING, spec_of
+from benchmarks.made_up import copies, finished, planned, spec_of, write_plan
 from benchmarks.remote_coordinator import RemoteCoordinator, remote_coordinator
 from benchmarks.stages import Stages, watched
 from regen import rows
-from regen.data.plan_rows import to_values
-from regen.data.plan_summary import PLAN_KEY, PlanSummary, SourceSummary
-from regen.data.plan_writer import PlanWriter
 from regen.protocols import Storage
 from regen.records import (
     Command,
-    Conversation,
     EngineCounters,
     ExchangeReply,
     ExchangeRequest,
-    FinishReason,
-    Generation,
     Lease,
-    Message,
-    Observed,
-    ObservedGeneration,
-    Origin,
-    OutputRow,
     Phase,
-    PlannedRow,
     ReplicaState,
     ReplicaStats,
-    Role,
-    Status,
     WorkerId,
 )
 from regen.run.coordinator import Coordinator
@@ -73,65 +59,23 @@ ENDS = 4  # rows of a replica that end between two exchanges
 # --- a run -----------------------------------------------------------------------------------------------------------
 
 
-def planned(ordinal: int, prompt: str) -> PlannedRow:
-    conversation = Conversation((Message(Role.USER, f"{ordinal} {prompt}"), Message(Role.ASSISTANT, None)))
-    return PlannedRow(ordinal, f"{ordinal:032x}", "rows", f"rows.jsonl:{ordinal}", None, conversation, 512)
-
-
 def begun(folder: Path, count: int, prompt: str, replicas: int, slots: int, stages: Stages) -> WorkerSetup:
     source = folder / "rows.jsonl"
     source.write_text('{"prompt": "say something"}\n', encoding="utf-8")
     spec = sized(spec_of(folder, source), replicas, slots)
     made = begin(spec, StartOptions(processes=1), say=lambda text: None)
-    stages.time("plan: write", lambda: write_plan(made.storage, count, prompt))
+    stages.time("plan: write", lambda: write_large_plan(made.storage, count, prompt))
     return made.worker_setup
 
 
-def write_plan(storage: Any, count: int, prompt: str) -> None:
-    with PlanWriter(storage, "large") as writer:
-        for ordinal in range(count):
-            writer.add(to_values(planned(ordinal, prompt)))
-        parts, digest = writer.finish()
-    one_source = SourceSummary("rows", count, count, {}, {}, 0, count, 0, ())
-    storage.replace(PLAN_KEY, PlanSummary("large", count, 0, digest, parts, (one_source,)).to_json())
+def write_large_plan(storage: Storage, count: int, prompt: str) -> None:
+    write_plan(storage, (planned(ordinal, f"{ordinal} {prompt}", 512) for ordinal in range(count)), count)
 
 
 def sized(spec: RunSpec, replicas: int, slots: int) -> RunSpec:
     engine = spec.engine.model_copy(update={"replicas": replicas, "slots": slots})
     checkpoint = spec.checkpoint.model_copy(update={"interval_seconds": 5.0, "max_bytes": 256 * 2**20})
     return spec.model_copy(update={"engine": engine, "checkpoint": checkpoint})
-
-
-def pattern() -> pa.Table:
-    ids = tuple(range(2000))
-    generation = Generation(
-        0, Origin.TARGET, tuple(range(512)), ids, ANSWER, ANSWER, FinishReason.STOP, None, SAMPLING, 4096, 7
-    )
-    row = OutputRow(
-        ordinal=0,
-        row_id="",
-        source="rows",
-        location="rows.jsonl:1",
-        source_id=None,
-        status=Status.OK,
-        round=0,
-        messages=(Message(Role.USER, PROMPT), Message(Role.ASSISTANT, ANSWER)),
-        generations=(generation,),
-        observed=Observed(0, "s", 1, "fake", None, "f", (ObservedGeneration(0, None, 0.0, 0.0, 0.0),)),
-    )
-    return rows.to_table([row])
-
-
-def made_up(one: pa.Table, leases: Sequence[Lease]) -> bytes:
-    table = one.take([0] * len(leases))
-    changed: dict[str, pa.Array[Any]] = {
-        "ordinal": pa.array([lease.row.ordinal for lease in leases], pa.int64()),
-        "row_id": pa.array([lease.row.row_id for lease in leases], pa.string()),
-        "digest": pa.array([lease.row.row_id for lease in leases], pa.string()),
-    }
-    for name, values in changed.items():
-        table = table.set_column(table.schema.get_field_index(name), rows.SCHEMA.field(name), values)
-    return rows.to_bytes(table)
 
 
 class Exchanging(Protocol):
@@ -147,7 +91,7 @@ class Replica:
         self.running: dict[int, Lease] = {}
         self.awaiting: set[int] = set()
         self.command = Command.WAIT
-        self.row = pattern()
+        self.row = finished(PROMPT, ANSWER, range(512), range(2000), 4096)
 
     async def exchange(self, coordinator: Exchanging) -> int:
         """Once; how many rows were leased."""
@@ -167,7 +111,7 @@ class Replica:
             seq=self.seq,
             running=tuple(self.running),
             awaiting=tuple(self.awaiting),
-            finished=made_up(self.row, ready) if ready else b"",
+            finished=rows.to_bytes(copies(self.row, ready)) if ready else b"",
             failed=(),
             free_slots=self.slots + self.slots // 4 - len(self.running),
             stats=ReplicaStats(
@@ -226,7 +170,7 @@ def _run_once(count: int, stages: Stages) -> tuple[dict[str, float], dict[str, f
         setup = begun(Path(folder), 1, PROMPT, 8, ROWS_SLOTS, Stages())
         storage = plans_storage(setup)
         clocks.append((time.monotonic(), time.process_time()))
-        stages.time("plan: write", lambda: write_plan(storage, count, PROMPT))
+        stages.time("plan: write", lambda: write_large_plan(storage, count, PROMPT))
         clocks.append((time.monotonic(), time.process_time()))
         asyncio.run(all_rows(setup, 8, ROWS_SLOTS, stages))
         clocks.append((time.monotonic(), time.process_time()))

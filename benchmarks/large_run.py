@@ -11,12 +11,11 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.memory import planned, spec_of
+from benchmarks.made_up import finished, planned, row_id, spec_of, with_columns
 from regen.data.plan_rows import SCHEMA as PLAN_SCHEMA
 from regen.data.plan_rows import to_table, to_values
 from regen.data.plan_summary import PLAN_KEY, PlanPart, PlanSummary, SourceSummary
@@ -24,20 +23,7 @@ from regen.data.plan_writer import GROUP_ROWS, PART_ROWS
 from regen.data.sources import file_digest, list_files
 from regen.data.target import resolve_target
 from regen.protocols import Storage
-from regen.records import (
-    FinishReason,
-    Generation,
-    Message,
-    Observed,
-    ObservedGeneration,
-    Origin,
-    OutputRow,
-    Role,
-    Sampling,
-    Status,
-)
 from regen.rows import SCHEMA, determined_digest
-from regen.rows import to_table as rows_table
 from regen.run.record import make_record, write_record
 from regen.spec import RunSpec
 from regen.store.control import Claim, Released, ReleaseReason
@@ -47,7 +33,7 @@ from regen.store.storage import open_storage
 
 # A run of 48 hours with a checkpoint every 30 seconds.
 MOST_FILES, FEWEST_FILE_ROWS = 5760, 170
-_SAMPLING = Sampling(64, 0.6, 1.0, 0, 0.0, 0.0, 0.0, 1.0, (), (1,))
+_ANSWER = (*range(97, 122), 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +69,7 @@ def lay_down_plan(run: LargeRun) -> None:
     """run.json and the plan: one part's rows again and again, with ordinals and ids of their own."""
     storage = run.storage
     write_record(storage, make_record(run.spec, resolve_target(run.spec.target)))
-    pattern = to_table([to_values(planned(ordinal)) for ordinal in range(min(PART_ROWS, run.count))])
+    pattern = to_table([to_values(planned(ordinal, f"say {ordinal}")) for ordinal in range(min(PART_ROWS, run.count))])
     parts = tuple(
         _plan_part(storage, run.source.parent, pattern, run.count, at) for at in range(0, run.count, PART_ROWS)
     )
@@ -95,9 +81,7 @@ def lay_down_plan(run: LargeRun) -> None:
 def _plan_part(storage: Storage, folder: Path, pattern: pa.Table, count: int, first: int) -> PlanPart:
     ordinals = range(first, min(first + PART_ROWS, count))
     table = pattern.slice(0, len(ordinals))
-    for name, values in (("ordinal", list(ordinals)), ("row_id", [row_id(one) for one in ordinals])):
-        index = PLAN_SCHEMA.get_field_index(name)
-        table = table.set_column(index, PLAN_SCHEMA.field(name), pa.array(values, PLAN_SCHEMA.field(name).type))
+    table = with_columns(table, PLAN_SCHEMA, {"ordinal": ordinals, "row_id": [row_id(one) for one in ordinals]})
     path = folder / "part.parquet"
     pq.write_table(table, path, compression="zstd", row_group_size=GROUP_ROWS)
     key = f"plan/large/part-{first // PART_ROWS:05d}.parquet"
@@ -105,10 +89,6 @@ def _plan_part(storage: Storage, folder: Path, pattern: pa.Table, count: int, fi
     storage.replace(key, path)
     path.unlink()
     return part
-
-
-def row_id(ordinal: int) -> str:
-    return f"{ordinal:032x}"
 
 
 def make_rows(run: LargeRun, most: int, with_digests: bool = True) -> None:
@@ -140,34 +120,8 @@ def _tables(pool: ProcessPoolExecutor, wanted: Iterator[int], file_rows: int, wi
 
 def made_rows(ordinals: Sequence[int], with_digests: bool = True) -> pa.Table:
     """Finished rows of the plan of `lay_down_plan`."""
-    table = _pattern().take([0] * len(ordinals))
     ids = [row_id(ordinal) for ordinal in ordinals]
-    table = _with_column(_with_column(table, "ordinal", list(ordinals)), "row_id", ids)
+    table = finished("say 1", bytes(_ANSWER[:-1]).decode("ascii"), range(40), _ANSWER).take([0] * len(ordinals))
+    table = with_columns(table, SCHEMA, {"ordinal": list(ordinals), "row_id": ids})
     digests = [determined_digest(values) for values in table.to_pylist()] if with_digests else ids
-    return _with_column(table, "digest", digests)
-
-
-def _with_column(table: pa.Table, name: str, values: list[Any]) -> pa.Table:
-    field = SCHEMA.field(name)
-    return table.set_column(SCHEMA.get_field_index(name), field, pa.array(values, field.type))
-
-
-def _pattern() -> pa.Table:
-    answer = (*range(97, 122), 1)
-    text = bytes(answer[:-1]).decode("ascii")
-    generation = Generation(
-        0, Origin.TARGET, tuple(range(40)), answer, text, text, FinishReason.STOP, None, _SAMPLING, 64, 7
-    )
-    row = OutputRow(
-        ordinal=0,
-        row_id="",
-        source="rows",
-        location="rows.jsonl:1",
-        source_id=None,
-        status=Status.OK,
-        round=0,
-        messages=(Message(Role.USER, "say 1"), Message(Role.ASSISTANT, text)),
-        generations=(generation,),
-        observed=Observed(0, "s", 1, "fake", None, "f", (ObservedGeneration(0, None, 0.0, 0.0, 0.0),)),
-    )
-    return rows_table([row])
+    return with_columns(table, SCHEMA, {"digest": digests})

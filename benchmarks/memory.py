@@ -28,35 +28,22 @@ from typing import Any
 
 import pyarrow as pa
 
+from benchmarks.made_up import REPLICAS, SLOTS, copies, finished, planned, spec_of, write_plan
 from regen import rows
-from regen.data.plan_rows import to_values
-from regen.data.plan_summary import PLAN_KEY, PlanSummary, SourceSummary
-from regen.data.plan_writer import PlanWriter
 from regen.data.template import load_template
 from regen.engines.fake import FakeEngine
 from regen.records import (
     Command,
     Completion,
-    Conversation,
     EngineCounters,
     ExchangeReply,
     ExchangeRequest,
-    FinishReason,
-    Generation,
     GenerationRequest,
     Lease,
-    Message,
-    Observed,
-    ObservedGeneration,
-    Origin,
-    OutputRow,
     Phase,
     PlannedRow,
     ReplicaState,
     ReplicaStats,
-    Role,
-    Sampling,
-    Status,
     WorkerId,
 )
 from regen.run.coordinator import Coordinator
@@ -64,16 +51,13 @@ from regen.run.replica import build_parser
 from regen.run.setup import WorkerSetup
 from regen.run.start import StartOptions, begin
 from regen.run.worker import Worker
-from regen.spec import FakeEngineSpec, RunSpec, parse_spec
-from tests.toy_target import build_toy_target
+from regen.spec import FakeEngineSpec
 
 RESULTS = Path(__file__).parent / "results" / "memory.json"
-REPLICAS, SLOTS = 4, 64
 TENTHS = 10
 LAST_ROW, LAST_PROMPT = 5, "the last row"
 # A process that is flat gains less than this between a fifth and all of its rows, whatever their number.
 FLAT_MIB = 48.0
-SAMPLING = Sampling(64, 0.6, 1.0, 0, 0.0, 0.0, 0.0, 1.0, (), (1,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,43 +106,12 @@ def begun(folder: Path, count: int) -> WorkerSetup:
     source = folder / "rows.jsonl"
     source.write_text('{"prompt": "say something"}\n', encoding="utf-8")
     made = begin(spec_of(folder, source), StartOptions(processes=1), say=lambda text: None)
-    with PlanWriter(made.storage, "large") as writer:
-        for ordinal in range(count):
-            writer.add(to_values(planned(ordinal)))
-        parts, digest = writer.finish()
-    one_source = SourceSummary("rows", count, count, {}, {}, 0, count, 0, ())
-    summary = PlanSummary("large", count, 0, digest, parts, (one_source,))
-    made.storage.replace(PLAN_KEY, summary.to_json())
+    write_plan(made.storage, map(planned_here, range(count)), count)
     return made.worker_setup
 
 
-def planned(ordinal: int) -> PlannedRow:
-    text = LAST_PROMPT if ordinal == LAST_ROW else f"say {ordinal}"
-    conversation = Conversation((Message(Role.USER, text), Message(Role.ASSISTANT, None)))
-    return PlannedRow(ordinal, f"{ordinal:032x}", "rows", f"rows.jsonl:{ordinal}", None, conversation, 40)
-
-
-def spec_of(folder: Path, source: Path) -> RunSpec:
-    return parse_spec(
-        {
-            "name": "memory",
-            "output": str(folder / "run"),
-            "target": {"model": str(build_toy_target(folder / "target"))},
-            "engine": {
-                "kind": "fake",
-                "replicas": REPLICAS,
-                "slots": SLOTS,
-                "max_model_len": 2048,
-                "answer_tokens": 12,
-                "stall_timeout_seconds": 86_400,  # the last row says nothing until all others are done
-            },
-            "sampling": {"max_tokens": 64, "seed": 7},
-            "sources": [{"name": "rows", "path": str(source)}],
-            "checkpoint": {"interval_seconds": 0.5, "max_bytes": 2**20},
-            "metrics": {"port": None},
-        },
-        origin="memory",
-    )
+def planned_here(ordinal: int) -> PlannedRow:
+    return planned(ordinal, LAST_PROMPT if ordinal == LAST_ROW else f"say {ordinal}")
 
 
 class Watch:
@@ -221,7 +174,7 @@ async def _replica(coordinator: Coordinator, setup: WorkerSetup, slot: int, coun
             seq=seq,
             running=tuple(running),
             awaiting=tuple(awaiting),
-            finished=rows.to_bytes(made_up(ready)) if ready else b"",
+            finished=rows.to_bytes(copies(_PATTERN, ready)) if ready else b"",
             failed=(),
             free_slots=4 * SLOTS - len(running),
             stats=ReplicaStats(ReplicaState.RUNNING, SLOTS, len(running), 0.0, EngineCounters(), "fake", "off"),
@@ -234,41 +187,8 @@ async def _replica(coordinator: Coordinator, setup: WorkerSetup, slot: int, coun
         await asyncio.sleep(0 if reply.leases else 0.02)
 
 
-def made_up(leases: Sequence[Lease]) -> pa.Table:
-    """One finished row, as often as there are leases, with the ordinals and ids of these."""
-    table = _PATTERN.take([0] * len(leases))
-    changed: dict[str, pa.Array[Any]] = {
-        "ordinal": pa.array([lease.row.ordinal for lease in leases], pa.int64()),
-        "row_id": pa.array([lease.row.row_id for lease in leases], pa.string()),
-        "digest": pa.array([lease.row.row_id for lease in leases], pa.string()),
-    }
-    for name, values in changed.items():
-        table = table.set_column(table.schema.get_field_index(name), rows.SCHEMA.field(name), values)
-    return table
-
-
-def pattern() -> pa.Table:
-    answer = tuple(range(97, 122)) * 2
-    text = bytes(answer).decode("ascii")
-    generation = Generation(
-        0, Origin.TARGET, tuple(range(40)), answer, text, text, FinishReason.STOP, None, SAMPLING, 64, 7
-    )
-    row = OutputRow(
-        ordinal=0,
-        row_id="",
-        source="rows",
-        location="rows.jsonl:1",
-        source_id=None,
-        status=Status.OK,
-        round=0,
-        messages=(Message(Role.USER, "say something"), Message(Role.ASSISTANT, text)),
-        generations=(generation,),
-        observed=Observed(0, "s", 1, "fake", None, "f", (ObservedGeneration(0, None, 0.0, 0.0, 0.0),)),
-    )
-    return rows.to_table([row])
-
-
-_PATTERN = pattern()
+_ANSWER = tuple(range(97, 122)) * 2
+_PATTERN = finished("say something", bytes(_ANSWER).decode("ascii"), range(40), _ANSWER)
 
 
 # --- the worker ------------------------------------------------------------------------------------------------------
@@ -300,7 +220,7 @@ class LateEngine(FakeEngine):
 async def _worked(setup: WorkerSetup, count: int) -> list[Point]:
     engine = LateEngine(setup, LAST_PROMPT)
     watch = Watch(count - 1)
-    leases, done = (Lease(planned(ordinal), 0, 1) for ordinal in range(count)), 0
+    leases, done = (Lease(planned_here(ordinal), 0, 1) for ordinal in range(count)), 0
 
     async def exchange(request: ExchangeRequest) -> ExchangeReply:
         nonlocal done
