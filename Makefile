@@ -147,7 +147,7 @@ chaos: $(SETUP)
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) --store $(STORE) $(if $(SEED),--seed $(SEED))
 
 bench: $(SETUP) $(MODEL)/model.safetensors
-	$(BIN)/python benchmarks/throughput.py --model $(MODEL) --pairs $(PAIRS)
+	$(BIN)/python -m benchmarks.throughput --model $(MODEL) --pairs $(PAIRS)
 
 bench-peers: $(SETUP) $(MODEL)/model.safetensors $(PEERS)/is-there
 	$(BIN)/python -m benchmarks.peers --model $(MODEL) --rounds $(ROUNDS) --speculators $(PEERS)

@@ -17,8 +17,6 @@ import json
 import math
 import os
 import platform
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,6 +29,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
+
+from benchmarks.process_groups import ArmFailed, Span, run
 
 RESULTS = Path(__file__).parent / "results" / "throughput.json"
 SLOTS = 32
@@ -123,14 +123,6 @@ class Measured:
     @property
     def tokens_per_second(self) -> float:
         return self.output_tokens / self.generation_seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """When a process began and ended, in seconds since the epoch: both arms report their clocks like that."""
-
-    began_at: float
-    ended_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +235,7 @@ def read_answers(shards: Path) -> list[Answer]:
 
 def measure_chat(model: Path, rows: Sequence[str], scratch: Path) -> tuple[Measured, list[Answer]]:
     (scratch / "rows.json").write_text(json.dumps(rows))
-    command = [sys.executable, __file__, "--model", str(model), "--chat-arm", str(scratch)]
+    command = [sys.executable, "-m", "benchmarks.throughput", "--model", str(model), "--chat-arm", str(scratch)]
     process = run_process(command, scratch / "log.txt")
     found = json.loads((scratch / "chat.json").read_text())
     answers = [Answer(tuple(prompt), tuple(completion)) for prompt, completion in found["answers"]]
@@ -282,33 +274,11 @@ def summarise(arm: str, answers: Sequence[Answer], process: Span, first_at: floa
 
 
 def run_process(command: Sequence[str], log: Path) -> Span:
-    """Run to its end, in a process group that dies with it. Shows the log's end when it fails."""
-    environment = {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-    }
-    began_at = time.time()
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
-        try:
-            code = process.wait(ARM_TIMEOUT_SECONDS)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-    if code != 0:
-        sys.exit(f"{' '.join(command)}: exit code {code}\n{log.read_text(errors='replace')[-4000:]}")
-    return Span(began_at, time.time())
+    """Run to its end. Ends the benchmark with the log's end when it fails."""
+    try:
+        return run(command, log, {}, ARM_TIMEOUT_SECONDS)
+    except ArmFailed as error:
+        sys.exit(str(error))
 
 
 # --- the result ------------------------------------------------------------------------------------------------------

@@ -31,8 +31,8 @@ from benchmarks.peers.cutting import between, parse_log
 from benchmarks.peers.engine_log import environment
 from benchmarks.peers.figures import Decode, Render, Unfair, checked, figures, same_answers
 from benchmarks.peers.ordering import groups
-from benchmarks.peers.processes import post, serving
 from benchmarks.peers.rows import conversations, short_rows
+from benchmarks.process_groups import post, serving
 from benchmarks.throughput import CAP_TOKENS, DEFAULT_ROWS, ENGINE_ARGS, MAX_MODEL_LEN, SLOTS, machine
 
 RESULTS = Path(__file__).parents[1] / "results" / "peers.json"

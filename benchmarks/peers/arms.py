@@ -16,9 +16,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import yaml
 
-from benchmarks.peers.processes import ArmFailed, run
 from benchmarks.peers.rows import Row
-from benchmarks.throughput import ENGINE_ARGS, MAX_MODEL_LEN, SLOTS, Span, regen_spec
+from benchmarks.process_groups import ArmFailed, Span, run
+from benchmarks.throughput import ENGINE_ARGS, MAX_MODEL_LEN, SLOTS, regen_spec
 
 ARM_TIMEOUT_SECONDS = 400
 # The client's own default: more than slots, so that the server always has some that wait.

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.peers.cutting import EngineLog, NoWindow, Request, cut, hit_share, rows_of
 from benchmarks.peers.rows import Row
-from benchmarks.throughput import Span
+from benchmarks.process_groups import Span
 
 # Prompt ids of a history: rows.Row.messages, rendered by the target's template.
 Render = Callable[[list[dict[str, str]]], tuple[int, ...]]

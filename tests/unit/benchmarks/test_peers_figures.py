@@ -8,7 +8,7 @@ from benchmarks.peers.comparing import comparisons
 from benchmarks.peers.cutting import EngineLog, Request, Step
 from benchmarks.peers.figures import Unfair, checked, figures, same_answers
 from benchmarks.peers.rows import Row, conversations, short_rows
-from benchmarks.throughput import Span
+from benchmarks.process_groups import Span
 
 ROWS = [Row(None, ("a", "b")), Row("s", ("c", "d"))]
 

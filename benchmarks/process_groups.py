@@ -1,4 +1,4 @@
-"""Processes of an arm: each in a group of its own that is gone when the arm is."""
+"""Processes of a benchmark's arms: each in a group of its own that is gone when the arm is."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-
-from benchmarks.throughput import Span
 
 QUIET = {
     "HF_HUB_OFFLINE": "1",
@@ -23,6 +22,14 @@ QUIET = {
 START_SECONDS = 300
 END_SECONDS = 60
 LOG_END_CHARACTERS = 3000
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When a process began and ended, in seconds since the epoch: all arms report their clocks like that."""
+
+    began_at: float
+    ended_at: float
 
 
 class ArmFailed(Exception):
